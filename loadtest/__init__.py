@@ -1,0 +1,1 @@
+"""Load on a pair of servers, real or simulated: what sends it, serves it and measures it."""

@@ -1,0 +1,40 @@
+"""The `loadtest` command: one line per subcommand, which lives in a module of its own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+from typer.exceptions import TyperException
+
+from loadtest.engine_cli import engine
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("engine")(engine)
+
+
+@app.callback()
+def root() -> None:
+    """Load on a pair of servers, real or simulated."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; the exit code. A bad value is one line that says what and how to mend it."""
+    try:
+        code = app(arguments, prog_name="loadtest", standalone_mode=False)
+    except TyperException as error:
+        print(f"loadtest: {error.format_message()} (see `loadtest --help`)", file=sys.stderr)
+        return 2
+    except typer.Abort:
+        return 130
+    return code if isinstance(code, int) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,316 @@
+"""From a request's body to what is wanted of the model. Pure; every refusal is an exception.
+
+One `Wanted` serves all dialects (OpenAI, Anthropic, Ollama, native): they differ in how they ask
+and in how the answer looks, not in what the batch does.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from loadtest.engine_config import EngineConfig
+from loadtest.engine_errors import BadToken, bad_request, invalid, missing, value_error
+from loadtest.engine_text import Answer, count_tokens, draw
+from loadtest.engine_validation import Fields
+
+CHAT: Final = "/v1/chat/completions"
+COMPLETIONS: Final = "/v1/completions"
+# The captured server's chat template costs 14 tokens and 3 for each message.
+TEMPLATE_TOKENS: Final = 14
+MESSAGE_TOKENS: Final = 3
+# What SGLang generates when nothing is asked for: OpenAI's 16 for completions, 128 natively.
+COMPLETION_TOKENS: Final = 16
+NATIVE_TOKENS: Final = 128
+ROLES: Final = (
+    "'system', 'assistant', 'tool', 'function', 'developer', 'latest_reminder' (case-insensitive)"
+)
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """One answer that is wanted."""
+
+    prompt_tokens: int
+    output_tokens: int
+    finish: str
+    answer: Answer
+
+
+class Tool(msgspec.Struct, frozen=True):
+    """A function that the answer must call."""
+
+    name: str
+    arguments: str  # JSON
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request asks for."""
+
+    choices: list[Choice]
+    prompt_tokens: int  # of all prompts; each counts once, however many choices it has
+    model: str
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    top_logprobs: int | None = None  # None: no logprobs
+    rid: str | None = None
+    tool: Tool | None = None
+    spec_details: bool = False
+
+
+def chat(fields: Fields, config: EngineConfig) -> Wanted:
+    """A chat completion."""
+    values = fields.values
+    if "messages" not in values:
+        given = dict(values)
+        if not given.get("tools"):
+            given.setdefault("tool_choice", "none")
+        fields.problems.append(missing(("body", "messages"), given))
+    messages = fields.listing("messages")
+    for at, message in enumerate(messages or ()):
+        fields.problems.extend(_message_problems(at, message))
+    asked = fields.integer("max_completion_tokens")
+    asked = fields.integer("max_tokens") if asked is None else asked
+    tokens = message_tokens(messages or [])
+    wanted = _sampling(fields, config, [(tokens, prompt_bytes(messages))], asked, None)
+    if not messages:
+        raise bad_request("Messages cannot be empty.")
+    tool = _tool(values)
+    return msgspec.structs.replace(
+        wanted,
+        top_logprobs=(fields.integer("top_logprobs") or 0) if values.get("logprobs") else None,
+        tool=tool,
+        choices=[_calling(choice, tool) for choice in wanted.choices] if tool else wanted.choices,
+    )
+
+
+def completion(fields: Fields, config: EngineConfig) -> Wanted:
+    """A text completion."""
+    values = fields.values
+    if "prompt" not in values:
+        fields.problems.append(missing(("body", "prompt"), values))
+    asked = fields.integer("max_tokens")
+    if asked is not None and asked <= 0:
+        where = ("body", "max_tokens")
+        fields.problems.append(value_error(where, "max_tokens must be positive", asked))
+    fields.check()
+    prompts = [
+        (token_count(prompt, config), prompt_bytes(prompt))
+        for prompt in _prompts(fields, values["prompt"])
+    ]
+    wanted = _sampling(fields, config, prompts, asked, COMPLETION_TOKENS)
+    logprobs = fields.integer("logprobs")
+    return msgspec.structs.replace(wanted, top_logprobs=logprobs)
+
+
+def native(fields: Fields, config: EngineConfig) -> Wanted:
+    """SGLang's own `/generate`: a text or token ids, and `sampling_params`."""
+    values = fields.values
+    prompt = values.get("input_ids", values.get("text"))
+    if prompt is None:
+        raise bad_request("Either text, input_ids or input_embeds should be provided.")
+    parameters = Fields(fields.path, fields.mapping("sampling_params"))
+    prompts = [(token_count(one, config), prompt_bytes(one)) for one in _prompts(fields, prompt)]
+    asked = parameters.integer("max_new_tokens")
+    wanted = _sampling(parameters, config, prompts, asked, NATIVE_TOKENS)
+    return msgspec.structs.replace(
+        wanted, stream=fields.boolean("stream"), rid=fields.string("rid"), model=config.model
+    )
+
+
+def message_tokens(messages: list[Any]) -> int:
+    """Tokens of a conversation, the template's own included."""
+    words = sum(_content_words(message.get("content")) for message in messages if message)
+    return TEMPLATE_TOKENS + MESSAGE_TOKENS * len(messages) + words
+
+
+def token_count(prompt: Any, config: EngineConfig) -> int:
+    """Tokens of one prompt, a text or ids. Raises BadToken for an id that the model does not have."""
+    if isinstance(prompt, str):
+        return count_tokens(prompt)
+    if any(not 0 <= token < config.vocabulary for token in prompt):
+        raise BadToken
+    return len(prompt)
+
+
+def prompt_bytes(prompt: Any) -> bytes:
+    """What decides the answer."""
+    return msgspec.json.encode(prompt)
+
+
+def _sampling(
+    fields: Fields,
+    config: EngineConfig,
+    prompts: list[tuple[int, bytes]],
+    asked: int | None,
+    default: int | None,
+) -> Wanted:
+    """The fields that all dialects share; `asked` and `default` are output tokens."""
+    temperature, top_p = fields.number("temperature"), fields.number("top_p")
+    n = fields.integer("n")
+    ignore_eos, least = fields.boolean("ignore_eos"), fields.integer("min_tokens") or 0
+    options = Fields(fields.path, fields.mapping("stream_options"))
+    wanted = {
+        "stream": fields.boolean("stream"),
+        "include_usage": options.boolean("include_usage"),
+        "continuous_usage": options.boolean("continuous_usage_stats"),
+        "spec_details": fields.boolean("return_spec_tokens_details"),
+        "model": fields.string("model") or "default",
+        "rid": fields.string("rid"),
+    }
+    fields.check()
+    if n == 0:
+        raise bad_request("range() arg 3 must not be zero", "BadRequest")
+    choices = []
+    for tokens, material in prompts:
+        _check_length(tokens, asked, config)
+        _check_ranges(fields, temperature, top_p, asked)
+        room = config.context_length - tokens
+        limit = min(asked if asked is not None else default or room, room)
+        drawn = draw(material, config.seed, config.natural_tokens)
+        natural = limit if ignore_eos else max(drawn.natural_tokens, least)
+        choice = Choice(
+            tokens,
+            min(natural, limit),
+            "stop" if natural < limit else "length",
+            drawn.answer,
+        )
+        choices += [choice] * (n or 1)
+    return Wanted(choices=choices, prompt_tokens=sum(tokens for tokens, _ in prompts), **wanted)
+
+
+def _check_length(tokens: int, asked: int | None, config: EngineConfig) -> None:
+    longest = config.context_length
+    if tokens >= longest:
+        raise bad_request(
+            f"The input ({tokens} tokens) is longer than the model's context length"
+            f" ({longest} tokens)."
+        )
+    if asked is not None and tokens + asked > longest:
+        raise bad_request(
+            f"Requested token count exceeds the model's maximum context length of {longest} tokens."
+            f" You requested a total of {tokens + asked} tokens: {tokens} tokens from the input"
+            f" messages and {asked} tokens for the completion. Please reduce the number of tokens"
+            " in the input messages or the completion to fit within the limit."
+        )
+
+
+def _check_ranges(
+    fields: Fields, temperature: float | None, top_p: float | None, asked: int | None
+) -> None:
+    if temperature is not None and not 0 <= temperature < float("inf"):
+        raise bad_request(f"temperature must be a non-negative finite number, got {temperature}.")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise bad_request(f"top_p must be in (0, 1], got {top_p}.")
+    for name in ("frequency_penalty", "presence_penalty"):
+        penalty = fields.number(name)
+        fields.check()
+        if penalty is not None and not -2 <= penalty <= 2:
+            raise bad_request(f"{name} must be in [-2, 2], got {penalty}.")
+    if asked is not None and asked < 0:
+        raise bad_request(f"max_new_tokens must be at least 0, got {asked}.")
+
+
+def _prompts(fields: Fields, prompt: Any) -> list[Any]:
+    """A prompt may be a text, token ids, or a list of either."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt, list) and prompt:
+        if all(type(part) is int for part in prompt):
+            return [prompt]
+        if all(isinstance(part, str) for part in prompt):
+            return prompt
+        if all(isinstance(part, list) and all(type(i) is int for i in part) for part in prompt):
+            return prompt
+    problem = {
+        "type": "string_type",
+        "loc": ("body", "prompt", "str"),
+        "msg": "Input should be a valid string",
+        "input": prompt,
+    }
+    raise invalid(fields.path, [problem])
+
+
+def _content_words(content: Any) -> int:
+    if isinstance(content, str):
+        return count_tokens(content)
+    if isinstance(content, list):
+        return sum(
+            count_tokens(part["text"])
+            for part in content
+            if isinstance(part, dict) and isinstance(part.get("text"), str)
+        )
+    return 0
+
+
+def _message_problems(at: int, message: Any) -> list[dict[str, Any]]:
+    """What pydantic says of a message: it tries two models, and each has its own complaint."""
+    generic = "function-after[validate_thinking_parts_role(), ChatCompletionMessageGenericParam]"
+    user = "function-after[validate_thinking_parts_role(), ChatCompletionMessageUserParam]"
+    if not isinstance(message, dict):
+        return [
+            {
+                "type": "model_type",
+                "loc": ("body", "messages", at, model),
+                "msg": f"Input should be a valid dictionary or instance of {model[44:-1]}",
+                "input": message,
+            }
+            for model in (generic, user)
+        ]
+    if "role" not in message:
+        return [missing(("body", "messages", at, model, "role"), message) for model in (generic, user)]
+    role = message["role"]
+    known = {word.strip("'") for word in ROLES.split(" (")[0].split(", ")} | {"user"}
+    if isinstance(role, str) and role.lower() in known:
+        return []
+    return [
+        value_error(
+            ("body", "messages", at, generic, "role"), f"'role' must be one of {ROLES}.", role
+        ),
+        {
+            "type": "literal_error",
+            "loc": ("body", "messages", at, user, "role"),
+            "msg": "Input should be 'user'",
+            "input": role,
+            "ctx": {"expected": "'user'"},
+        },
+    ]
+
+
+def _tool(values: dict[str, Any]) -> Tool | None:
+    """The function that must be called: the first if any will do, or the one that is named."""
+    choice, tools = values.get("tool_choice"), values.get("tools")
+    if not isinstance(tools, list) or not tools:
+        return None
+    functions = [tool.get("function") or {} for tool in tools if isinstance(tool, dict)]
+    if isinstance(choice, dict):
+        named = (choice.get("function") or {}).get("name")
+        functions = [function for function in functions if function.get("name") == named]
+    elif choice != "required":
+        return None
+    if not functions:
+        return None
+    return tool_call(str(functions[0].get("name", "")), functions[0].get("parameters"))
+
+
+def tool_call(name: str, schema: Any) -> Tool:
+    """A call with the simplest arguments that fit the schema's required properties."""
+    samples = {"string": "two", "integer": 2, "number": 2.0, "boolean": True, "array": []}
+    properties = schema.get("properties", {}) if isinstance(schema, dict) else {}
+    required = schema.get("required", []) if isinstance(schema, dict) else []
+    arguments = {
+        key: samples.get(str(properties.get(key, {}).get("type")), {})
+        if "enum" not in properties.get(key, {})
+        else properties[key]["enum"][0]
+        for key in required
+    }
+    return Tool(name, msgspec.json.encode(arguments).decode())
+
+
+def _calling(choice: Choice, tool: Tool) -> Choice:
+    """A call ends by itself: a token for its name, and one for every four characters."""
+    tokens = 1 + -(-len(tool.arguments) // 4)
+    if tokens > choice.output_tokens and choice.finish == "length":
+        return choice
+    return Choice(choice.prompt_tokens, tokens, "tool_calls", choice.answer)

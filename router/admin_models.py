@@ -1,0 +1,178 @@
+"""The shapes of the admin listener's JSON, as its OpenAPI document describes them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from router.load import Role
+from router.metrics import Outcome
+from router.policy import Reason
+
+Requests = float | Literal["infinity"]
+PolicyName = Literal["frontier", "speculative", "baseline", "least-in-flight", "round-robin"]
+
+
+class Shape(BaseModel):
+    """Closed: what is not listed is refused on the way in and never sent on the way out."""
+
+    model_config = ConfigDict(extra="forbid", from_attributes=True)
+
+
+class ErrorDetail(Shape):
+    """What went wrong, in OpenAI's words."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorBody(Shape):
+    """Every error of this listener."""
+
+    error: ErrorDetail
+
+
+class DecisionItem(Shape):
+    """One decision."""
+
+    kind: Literal["decision"]
+    time: float = Field(description="Unix seconds.")
+    request_id: str
+    route: str
+    backend: Role | None
+    reason: Reason
+    n: int = Field(description="Concurrency of the speculative backend, without this request.")
+    m: int = Field(description="Concurrency of the baseline backend, without this request.")
+    frontier: Requests | None = Field(description="F(m) in force: what n was compared with.")
+    threshold: Requests | None = Field(description="K, or F(m) for a line without a K.")
+    replay: bool
+    outcome: Outcome | None = Field(description="None while the request runs.")
+    status: int | None
+    duration: float | None = Field(description="Seconds from the decision to the end.")
+
+
+class EventItem(Shape):
+    """Something that an operator did."""
+
+    kind: Literal["event"]
+    time: float = Field(description="Unix seconds.")
+    event: str
+    detail: str
+
+
+class Decisions(Shape):
+    """The newest first."""
+
+    items: list[Annotated[DecisionItem | EventItem, Field(discriminator="kind")]]
+
+
+class TelemetryItem(Shape):
+    """What a backend last said of itself."""
+
+    source: str
+    age: float = Field(description="Seconds since it was read.")
+    fresh: bool = Field(description="Whether it still counts.")
+    running: int
+    queued: int
+    token_usage: float | None
+    accept_length: float | None
+    max_running: int | None
+
+
+class ConnectionsItem(Shape):
+    """Connections to one backend."""
+
+    busy: int
+    idle: int
+
+
+class BackendItem(Shape):
+    """One backend as it stands."""
+
+    role: Role
+    url: str
+    usable: bool = Field(description="Whether it may get new work.")
+    health: Literal["up", "down", "unknown"]
+    ready: Literal["up", "down", "unknown"] = Field(description="What its /ready alone says.")
+    breaker: Literal["closed", "half_open", "open"]
+    failures: int = Field(description="Failed requests in a row.")
+    drained: bool
+    contended: bool = Field(description="Whether it refused work a moment ago.")
+    in_flight: int
+    foreign: int = Field(description="Other clients' requests, by its own telemetry.")
+    concurrency: int
+    connections: ConnectionsItem
+    telemetry: TelemetryItem | None
+
+
+class FrontierItem(Shape):
+    """The line in force."""
+
+    scope: Literal["total", "speculative", "table"]
+    threshold: Requests | None = Field(description="K; None for a table.")
+    table: list[Requests]
+    in_force: Requests = Field(description="F(m) at this moment, never above the cap.")
+    band: float
+    dwell: float = Field(description="Seconds.")
+
+
+class PolicyItem(Shape):
+    """What decides, and what it remembers."""
+
+    name: str
+    frontier: FrontierItem | None
+    side: Role
+    side_for: float | None = Field(description="Seconds on this side; None since the start.")
+
+
+class QueueItem(Shape):
+    """Our own queue and limits."""
+
+    waiting: int
+    queue_size: int
+    queue_timeout: float
+    in_flight: int
+    max_in_flight: int
+
+
+class Status(Shape):
+    """The whole router at one moment."""
+
+    version: str
+    uptime: float = Field(description="Seconds.")
+    draining: bool
+    ready: bool
+    policy: PolicyItem
+    backends: list[BackendItem]
+    queue: QueueItem
+    client_connections: int
+    settings: dict[str, str | int | float | bool | list[str] | None]
+
+
+class PolicyChange(Shape):
+    """A new policy. What is left out stays as it was configured."""
+
+    policy: PolicyName
+    threshold: (
+        Annotated[float, Field(ge=0, allow_inf_nan=False)] | Literal["always", "never"] | None
+    ) = Field(None, description="K in requests; only with the frontier policy.")
+    scope: Literal["total", "speculative"] | None = None
+    band: Annotated[float, Field(ge=0, lt=1)] | None = None
+    dwell: Annotated[float, Field(ge=0, allow_inf_nan=False, description="Seconds.")] | None = None
+
+
+class DrainState(Shape):
+    """What became of a drain or an enable."""
+
+    role: Role
+    drained: bool
+    usable: bool
+
+
+class Alive(Shape):
+    """The admin listener answers."""
+
+    status: Literal["ok"] = "ok"

@@ -1,0 +1,238 @@
+"""The life of one proxied request, as a state machine without I/O.
+
+Events come in as method calls, actions go out as values (`router.actions`); time is an argument.
+All rules of replay, peeking, holding, back-pressure and outcome are in this file, and it asks
+nothing about sockets.
+
+    DECIDING -> CONNECTING -> WAITING -> HOLDING  -> DONE    an answer of known, small length
+                                      -> PEEKING  -> ...     a stream, until its first event
+                                      -> RELAYING -> DONE    everything else, and what was held
+                                                             longer than it may be
+
+The rules of replay, in full. Nothing else is ever sent twice, since an unanswered request may be
+what killed the server:
+
+    (a) the connection could not be made, so nothing was sent: the other backend;
+    (b) a reused connection broke without a byte of an answer within `replay_window` of sending:
+        once more on a fresh connection to the same backend, and if that fails too, 502;
+    (c) the backend refused before working (429, 503, or a stream's first event that says so): the
+        other backend, once, within the budget. If that one refuses too, is down, or is out of
+        budget, the client gets the first refusal's status, headers and bytes unchanged.
+
+A replay takes its new lease before the old one is released.
+"""
+
+from __future__ import annotations
+
+from router import errors
+from router.actions import Action, Actions, Do, Open, Sample, Write
+from router.errors import ErrorAnswer
+from router.exchange_core import ANSWERING, NOTHING, REFUSALS, ExchangeCore, State
+from router.framing import ResponseHead
+from router.breaker import Outcome as Verdict
+from router.metrics import Outcome, Retry
+from router.policy import Reason
+from router.sse import SseScanner, usage_of
+
+__all__ = ["Exchange", "State"]
+
+
+class Exchange(ExchangeCore):
+    """One request from the decision to its last byte: the events."""
+
+    __slots__ = ()
+
+    # ------------------------------------------------------------------ decision and connection
+
+    def start(self, now: float) -> Actions:
+        """Decide and count, in one step."""
+        shared = self._shared
+        shared.budget.deposit()
+        shared.refresh(now)
+        decision = shared.policy.decide(shared.tracker.snapshot(now), self.request.info)
+        self.decision, self.decided_at = decision, now
+        self.answer.explain(decision)
+        if decision.backend is None:
+            pinned = self.request.info.pinned is not None
+            error = errors.PINNED_UNAVAILABLE if pinned else errors.NO_BACKEND
+            return (Do.NOTE_DECISION, *self._reject(error, now))
+        self._lease = shared.tracker.lease(decision.backend, now, decision.memory)
+        self.state = State.CONNECTING
+        return (Do.NOTE_DECISION, Open(decision.backend))
+
+    def reject(self, error: ErrorAnswer, now: float) -> Actions:
+        """Answer without a backend: a limit of ours was reached before the decision."""
+        return self._reject(error, now) if self.state is State.DECIDING else NOTHING
+
+    def sent(self, now: float, *, reused: bool) -> None:
+        """The request was written to a connection."""
+        if self.state is State.CONNECTING:
+            self.state = State.WAITING
+            self.sent_at = self._last_byte_at = now
+            self._reused = reused
+
+    def unreachable(self, now: float, *, timed_out: bool) -> Actions:
+        """No connection could be made: nothing was sent. Rule (a)."""
+        if self.state is not State.CONNECTING:
+            return NOTHING
+        sample = Sample(self._role, Verdict.FAILURE)
+        if not self.retries and self._other_usable():
+            return (sample, *self._move(Retry.CONNECT, Reason.REPLAY_CONNECT, now))
+        error = errors.CONNECT_TIMEOUT if timed_out else errors.CONNECT_FAILED
+        return (sample, *self._give_up(error, Outcome.BACKEND_LOST, now))
+
+    # ------------------------------------------------------------------ the backend's answer
+
+    def begin(self, head: ResponseHead, now: float) -> Actions:
+        """The head of the answer is there."""
+        if self.state is not State.WAITING:
+            return NOTHING
+        self.head = head
+        self.first_byte_at = self._last_byte_at = now
+        if head.status in REFUSALS:
+            pressure = Sample(self._role, Verdict.BACK_PRESSURE)
+            self._pressed = True
+            if self._refusal is not None:
+                return (pressure, *self._give_refusal(now))
+            self._refused = self._may_replay()
+            self.state = State.HOLDING
+            return (pressure,)
+        if head.event_stream:
+            self.scanner = SseScanner()
+            if head.status == 200:
+                self.state = State.PEEKING
+                return NOTHING
+        if head.framing == "length" and head.length <= self._shared.rules.hold_bytes:
+            self.state = State.HOLDING
+            return NOTHING
+        return self._commit()
+
+    def body(self, payload: bytes, now: float) -> Actions:
+        """Body bytes, without their framing."""
+        self._last_byte_at = now
+        if self.state is State.RELAYING:
+            return (Write(self.relay(payload, b"", 1, now)),)
+        if self.state is State.HOLDING:
+            self._hold(payload)
+            if self._held_size > self._shared.rules.hold_bytes:
+                return self._commit()
+            return NOTHING
+        if self.state is State.PEEKING:
+            self._hold(payload)
+            return self._peek(now)
+        return NOTHING
+
+    def relay(self, payload: bytes, framed: bytes, count: int, now: float) -> bytes:
+        """The plain way of a chunk while RELAYING: the bytes to write, and nothing else made.
+
+        `framed` is the payload in whole chunks as the backend sent it, or empty.
+        """
+        self.chunks += count
+        self._shared.gaps[self._role].observe(now - self._last_byte_at)
+        self._last_byte_at = now
+        if self.scanner is not None:
+            self.scanner.feed(payload)
+        if framed and self.answer.chunked:
+            self.answer.bytes_out += len(payload)
+            return framed
+        return self.answer.frame(payload)
+
+    def end(self, now: float, *, reusable: bool) -> Actions:
+        """The answer is complete."""
+        spare = Do.KEEP_BACKEND if reusable else Do.DROP_BACKEND
+        if self.state not in ANSWERING or self.head is None:
+            return NOTHING
+        if self._refused:
+            return self._replay_refusal(spare, now)
+        out = b""
+        if self.state is not State.RELAYING:
+            if self.scanner is None:
+                self._read_usage()
+            out = self._take_held()
+        out += self.answer.ending()
+        verdict, outcome = self._judge(self.head.status)
+        actions: list[Action] = [Write(out)] if out else []
+        if verdict is not None:
+            actions.append(Sample(self._role, verdict))
+        actions.append(spare)
+        return (*actions, *self._done(outcome, now))
+
+    def lost(self, now: float, *, answered: bool, invalid: bool = False) -> Actions:
+        """The backend's connection is gone, or what came on it is `invalid`.
+
+        `answered` says that at least one byte of an answer had come.
+        """
+        if self.state in {State.DECIDING, State.CONNECTING, State.DONE}:
+            return NOTHING
+        if self._stale(now) and not answered:
+            self.retries.append(Retry.STALE)
+            self.state = State.CONNECTING
+            return (Open(self._role, fresh=True),)
+        error = errors.BACKEND_PROTOCOL if invalid else errors.BACKEND_LOST
+        sample = Sample(self._role, Verdict.FAILURE)
+        return (sample, *self._give_up(error, Outcome.BACKEND_LOST, now))
+
+    # ------------------------------------------------------------------ the client
+
+    def client_gone(self, now: float) -> Actions:
+        """The client left. Nothing more is written, nothing is started."""
+        if self.state is State.DONE:
+            return NOTHING
+        self._settle(Outcome.CLIENT_GONE, now)
+        return (Do.DROP_BACKEND,)
+
+    def client_paused(self, now: float) -> Actions:
+        """The client reads slower than the backend writes."""
+        if self.state is State.DONE or self._paused_at is not None:
+            return NOTHING
+        self._paused_at = now
+        return (Do.PAUSE_BACKEND,)
+
+    def client_resumed(self, now: float) -> Actions:
+        """The client reads again."""
+        if self.state is State.DONE or self._paused_at is None:
+            return NOTHING
+        self._paused_at = None
+        self._last_byte_at = now
+        return (Do.RESUME_BACKEND,)
+
+    # ------------------------------------------------------------------ time
+
+    def peek_expired(self) -> Actions:
+        """The first event did not come soon after the head: let the head go."""
+        return self._commit() if self.state is State.PEEKING else NOTHING
+
+    def tick(self, now: float) -> Actions:
+        """Time passed. Called every now and then, so limits are kept to about that grain."""
+        rules = self._shared.rules
+        if self._paused_at is not None:
+            if now - self._paused_at > rules.write_timeout:
+                self.error = "write_timeout"
+                return (Do.DROP_BACKEND, *self._broken(Outcome.CLIENT_GONE, now))
+            return NOTHING
+        silent = now - self._last_byte_at
+        if self.state is State.WAITING and silent > rules.first_byte_timeout:
+            error = errors.FIRST_BYTE_TIMEOUT
+        elif self.state in ANSWERING and silent > rules.idle_timeout:
+            error = errors.IDLE_TIMEOUT
+        else:
+            return NOTHING
+        sample = Sample(self._role, Verdict.FAILURE)
+        return (sample, *self._give_up(error, Outcome.TIMEOUT, now))
+
+    def flowing(self, now: float) -> bool:
+        """Whether bytes of an answer came within the last second."""
+        return self.state is State.RELAYING and now - self._last_byte_at < 1.0
+
+    def abort(self, now: float) -> Actions:
+        """The drain limit is reached: end it with an explicit break."""
+        if self.state is State.DONE:
+            return NOTHING
+        self._refusal = None
+        return self._give_up(errors.DRAIN_LIMIT, Outcome.BROKEN, now)
+
+    def _read_usage(self) -> None:
+        """Usage of an answer that is held whole."""
+        body = b"".join(self._held)
+        if b'_tokens"' in body:
+            self.usage = usage_of(body)

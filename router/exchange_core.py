@@ -1,0 +1,276 @@
+"""The inside of an exchange: what it knows, and how it moves, commits and ends.
+
+`router.exchange` has the events; this file has what they share. Every path ends in `_settle`, the
+only place where a lease is released.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+from router import errors
+from router.actions import Actions, Do, Finish, Open, Request, Sample, Shared, Write
+from router.answer import Answer
+from router.errors import ErrorAnswer
+from router.framing import ResponseHead
+from router.breaker import Outcome as Verdict
+from router.load import Lease, Role
+from router.metrics import Outcome, Retry
+from router.policy import Decision, Reason
+from router.sse import SseScanner, Usage, data_lines, error_code, first_event_end
+
+REFUSALS: Final = frozenset({429, 503})
+NOTHING: Final[Actions] = ()
+
+
+class State(enum.Enum):
+    """Where an exchange stands."""
+
+    DECIDING = enum.auto()  # not started, or waiting in our own queue
+    CONNECTING = enum.auto()  # nothing sent
+    WAITING = enum.auto()  # sent, no head yet
+    HOLDING = enum.auto()  # the head and part of a short body are held
+    PEEKING = enum.auto()  # the head of a stream is held until its first event
+    RELAYING = enum.auto()  # the head went out
+    DONE = enum.auto()
+
+
+ANSWERING: Final = frozenset({State.HOLDING, State.PEEKING, State.RELAYING})
+
+
+class Refusal:
+    """An answer kept whole because it may have to be given after all."""
+
+    __slots__ = ("body", "decision", "head")
+
+    def __init__(self, decision: Decision, head: ResponseHead, body: bytes) -> None:
+        self.decision = decision
+        self.head = head
+        self.body = body
+
+
+class ExchangeCore:
+    """State and inner steps of one request."""
+
+    __slots__ = (
+        "_held", "_held_size", "_last_byte_at", "_lease", "_paused_at", "_pressed", "_refusal",
+        "_refused", "_reused", "_shared", "answer", "chunks", "decided_at", "decision", "ended_at",
+        "error", "first_byte_at", "head", "outcome", "request", "retries", "scanner", "sent_at",
+        "state", "usage",
+    )  # fmt: skip
+
+    def __init__(self, request: Request, shared: Shared) -> None:
+        self.request = request
+        self.answer = Answer(request)
+        self.state = State.DECIDING
+        self.decision: Decision | None = None
+        self.head: ResponseHead | None = None
+        self.scanner: SseScanner | None = None
+        self.retries: list[Retry] = []
+        self.outcome: Outcome | None = None
+        self.error: str | None = None  # code of our own error, if one was made
+        self.usage: Usage = (None, None)
+        self.chunks = 0
+        self.decided_at: float | None = None
+        self.sent_at: float | None = None
+        self.first_byte_at: float | None = None
+        self.ended_at = 0.0
+        self._shared = shared
+        self._lease: Lease | None = None
+        self._reused = False
+        self._refused = False  # the answer being held is a refusal that will be replayed
+        self._pressed = False  # the answer is a refusal; the breaker was told
+        self._refusal: Refusal | None = None  # the first backend's, after a replay (c)
+        self._held: list[bytes] = []
+        self._held_size = 0
+        self._last_byte_at = 0.0
+        self._paused_at: float | None = None
+
+    @property
+    def _role(self) -> Role:
+        if self._lease is None:
+            msg = f"no lease in state {self.state}"
+            raise RuntimeError(msg)
+        return self._lease.role
+
+    # ------------------------------------------------------------------ replays
+
+    def _stale(self, now: float) -> bool:
+        """Whether rule (b) applies, but for the bytes that may have come."""
+        return (
+            self.state is State.WAITING
+            and self._reused
+            and Retry.STALE not in self.retries
+            and self.sent_at is not None
+            and now - self.sent_at <= self._shared.rules.replay_window
+        )
+
+    def _other_usable(self) -> bool:
+        other = self._shared.tracker.of(self._role.other)
+        return self.request.info.pinned is None and other.usable
+
+    def _may_replay(self) -> bool:
+        """Whether rule (c) applies; the budget is charged when it does."""
+        moved = Retry.CONNECT in self.retries or Retry.REFUSED in self.retries
+        if moved or not self._other_usable():
+            return False
+        if self._shared.budget.take():
+            return True
+        self.retries.append(Retry.BUDGET_EXHAUSTED)
+        return False
+
+    def _move(self, retry: Retry, reason: Reason, now: float) -> Actions:
+        """To the other backend; its lease is taken before the old one is released."""
+        old = self._lease
+        if old is None:
+            msg = f"no lease in state {self.state}"
+            raise RuntimeError(msg)
+        tracker = self._shared.tracker
+        role = old.role.other
+        look = tracker.snapshot(now)
+        # n and m do not count the request being decided, which is still counted on the old one.
+        own_n = int(old.role is Role.SPECULATIVE)
+        n, m = look.speculative.concurrency - own_n, look.baseline.concurrency - (1 - own_n)
+        before = self.decision
+        threshold = before.threshold if before else None
+        frontier = before.frontier if before else None
+        self.decision = Decision(role, reason, n, m, frontier, look.memory, threshold)
+        self.answer.explain(self.decision)
+        self._lease = tracker.lease(role, now)
+        old.release(now)
+        self.retries.append(retry)
+        self.state = State.CONNECTING
+        return (Do.NOTE_DECISION, Open(role))
+
+    def _replay_refusal(self, spare: Do, now: float) -> Actions:
+        """Rule (c): the refusal is whole; keep it and ask the other backend."""
+        if self.decision is None or self.head is None:
+            msg = "a refusal needs a head"
+            raise RuntimeError(msg)
+        self._refusal = Refusal(self.decision, self.head, b"".join(self._held))
+        self._held, self._held_size = [], 0
+        self._refused = self._pressed = False
+        self.head = self.scanner = None
+        return (spare, *self._move(Retry.REFUSED, Reason.REPLAY_REFUSED, now))
+
+    def _give_refusal(self, now: float) -> Actions:
+        """The other backend did no better: the first refusal, unchanged."""
+        refusal = self._refusal
+        if refusal is None:
+            msg = "no refusal is kept"
+            raise RuntimeError(msg)
+        self.answer.explain(refusal.decision)
+        self.head, self._held = refusal.head, [refusal.body]
+        self.scanner = None
+        out = self._take_held() + self.answer.ending()
+        return (Do.DROP_BACKEND, Write(out), *self._done(Outcome.REFUSED, now))
+
+    # ------------------------------------------------------------------ what is held
+
+    def _hold(self, payload: bytes) -> None:
+        self._held.append(payload)
+        self._held_size += len(payload)
+
+    def _peek(self, now: float) -> Actions:
+        """A stream that was refused says so in its first event, behind a 200."""
+        data = self._held[0] if len(self._held) == 1 else b"".join(self._held)
+        end = first_event_end(data)
+        if end < 0:
+            return self._commit() if len(data) > self._shared.rules.peek_bytes else NOTHING
+        code = None
+        if b'"error"' in data:
+            lines = data_lines(data[:end])
+            code = error_code(lines[0]) if lines else None
+        if code not in REFUSALS:
+            return self._commit()
+        self._pressed = True
+        pressure = Sample(self._role, Verdict.BACK_PRESSURE)
+        if self._refusal is not None:
+            return (pressure, *self._give_refusal(now))
+        if self._may_replay():
+            self._refused = True
+            self.state = State.HOLDING
+            return (pressure,)
+        return (pressure, *self._commit())
+
+    def _commit(self) -> Actions:
+        """Let the head go, and with it what was held."""
+        self._refused = False
+        self.state = State.RELAYING
+        return (Write(self._take_held()),)
+
+    def _take_held(self) -> bytes:
+        """The head and the held part of the body, as they go out."""
+        if self.head is None:
+            msg = "no head to give"
+            raise RuntimeError(msg)
+        shared = self._shared
+        out = self.answer.begin(self.head, shared.common, draining=shared.draining)
+        if self._held:
+            body = self._held[0] if len(self._held) == 1 else b"".join(self._held)
+            out += self.answer.frame(body)
+            if self.scanner is not None:
+                self.scanner.feed(body)
+                self.chunks += len(self._held)
+            self._held, self._held_size = [], 0
+        return out
+
+    # ------------------------------------------------------------------ endings
+
+    def _judge(self, status: int) -> tuple[Verdict | None, Outcome]:
+        """What a complete answer says of the backend, and how the request ended."""
+        if self._pressed:
+            return None, Outcome.REFUSED
+        code = self.scanner.error if self.scanner is not None else None
+        if code is not None:
+            verdict = Verdict.FAILURE if code >= 500 else Verdict.NEUTRAL
+            return (Verdict.BACK_PRESSURE if code in REFUSALS else verdict), Outcome.BACKEND_ERROR
+        if status < 400:
+            return Verdict.SUCCESS, Outcome.OK
+        if status < 500:
+            return Verdict.NEUTRAL, Outcome.CLIENT_ERROR
+        return Verdict.FAILURE, Outcome.BACKEND_ERROR
+
+    def _reject(self, error: ErrorAnswer, now: float) -> Actions:
+        """An answer of our own; nothing was sent to a backend."""
+        self.error = error.code
+        shared = self._shared
+        out = self.answer.error(error, shared.common, draining=shared.draining)
+        return (Write(out), *self._done(Outcome.REJECTED, now))
+
+    def _give_up(self, error: ErrorAnswer, outcome: Outcome, now: float) -> Actions:
+        """The backend cannot be had: the kept refusal, our error, or an explicit break."""
+        if self._refusal is not None and not self.answer.begun:
+            return self._give_refusal(now)
+        self.error = error.code
+        shared = self._shared
+        if not self.answer.begun:
+            out = self.answer.error(error, shared.common, draining=shared.draining)
+            return (Do.DROP_BACKEND, Write(out), *self._done(outcome, now))
+        return (Do.DROP_BACKEND, *self._broken(outcome, now, error))
+
+    def _broken(self, outcome: Outcome, now: float, error: ErrorAnswer | None = None) -> Actions:
+        """The head went out: an error event where one fits, then no proper end."""
+        self._settle(outcome, now)
+        fits = self.scanner is not None and self.scanner.between_events and self._paused_at is None
+        if error is not None and fits:
+            return (Write(self.answer.frame(error.event)), Do.BREAK_CLIENT)
+        return (Do.BREAK_CLIENT,)
+
+    def _done(self, outcome: Outcome, now: float) -> Actions:
+        """The client has a whole answer."""
+        self._settle(outcome, now)
+        return (Finish(close=self.answer.close),)
+
+    def _settle(self, outcome: Outcome, now: float) -> None:
+        """The one exit: stop counting, remember how it ended."""
+        if self.scanner is not None:
+            self.usage = self.scanner.usage
+        self.state = State.DONE
+        self.outcome = outcome
+        self.ended_at = now
+        self._held = []
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.release(now)

@@ -1,0 +1,290 @@
+"""Which server, and why: the last thousand decisions, and one log line per request.
+
+Both are on the hot path and cost a few microseconds a request: a decision is one small mutable
+struct in a ring, a log line is encoded at once into a shared buffer. Neither ever holds a prompt, a
+header's value or a backend's address. Whatever the client put in its request id, a line stays one
+line: the id is cut, made ASCII and JSON-escaped.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final, Literal
+
+import msgspec
+
+from router.load import Role
+from router.logs import LineWriter
+from router.metrics import Finished, Outcome
+from router.policy import Decision, Reason
+
+Clock = Callable[[], float]
+Threshold = float | Literal["infinity"] | None
+
+RING_SIZE: Final = 1000
+MAX_ID: Final = 128  # characters of a request id that are kept
+FLUSH_LINES: Final = 200
+FLUSH_SECONDS: Final = 0.5
+
+
+def safe_id(request_id: str) -> str:
+    """A request id fit for a line of text: ASCII, and no longer than `MAX_ID`."""
+    if len(request_id) > MAX_ID:
+        request_id = request_id[:MAX_ID]
+    if request_id.isascii():
+        return request_id
+    return request_id.encode("ascii", "backslashreplace").decode()
+
+
+def _threshold(value: float | None) -> Threshold:
+    """JSON has no infinity: a line that is never reached is written as the word."""
+    return "infinity" if value == math.inf else value
+
+
+class DecisionEntry(msgspec.Struct, gc=False):
+    """One decision in the ring. The exchange that caused it calls `finish` when it ends."""
+
+    at: float  # monotonic seconds
+    request_id: str
+    route: str
+    backend: Role | None
+    reason: Reason
+    n: int
+    m: int
+    frontier: float | None  # F(m) in force, requests
+    threshold: float | None  # K, or F(m) for a line without one
+    replay: bool = False
+    outcome: Outcome | None = None
+    status: int | None = None
+    ended_at: float | None = None
+
+    def finish(self, outcome: Outcome, status: int, now: float) -> None:
+        """Note how the request ended: its outcome, the status sent, monotonic seconds."""
+        self.outcome = outcome
+        self.status = status
+        self.ended_at = now
+
+
+class Event(msgspec.Struct, gc=False):
+    """Something that an operator did, in the same ring: it explains the decisions after it."""
+
+    at: float  # monotonic seconds
+    event: str
+    detail: str
+
+
+class DecisionView(msgspec.Struct):
+    """A decision as `/decisions` shows it."""
+
+    time: float  # unix seconds
+    kind: Literal["decision"]
+    request_id: str
+    route: str
+    backend: Role | None
+    reason: Reason
+    n: int
+    m: int
+    frontier: Threshold
+    threshold: Threshold
+    replay: bool
+    outcome: Outcome | None  # None while the request runs
+    status: int | None
+    duration: float | None  # seconds from the decision to the end
+
+
+class EventView(msgspec.Struct):
+    """An event as `/decisions` shows it."""
+
+    time: float  # unix seconds
+    kind: Literal["event"]
+    event: str
+    detail: str
+
+
+class DecisionLog:
+    """The last decisions and events, oldest out first."""
+
+    def __init__(
+        self, *, size: int = RING_SIZE, clock: Clock = time.monotonic, wall: Clock = time.time
+    ) -> None:
+        """`clock` gives monotonic and `wall` unix seconds; both are read only to show the ring."""
+        self._ring: deque[DecisionEntry | Event] = deque(maxlen=size)
+        self._clock = clock
+        self._wall = wall
+
+    def __len__(self) -> int:
+        """How many decisions and events are held."""
+        return len(self._ring)
+
+    def add(
+        self, now: float, request_id: str, route: str, decision: Decision, *, replay: bool = False
+    ) -> DecisionEntry:
+        """Keep one decision, made at `now` (monotonic seconds); the caller finishes the entry."""
+        entry = DecisionEntry(
+            now,
+            safe_id(request_id),
+            route,
+            decision.backend,
+            decision.reason,
+            decision.n,
+            decision.m,
+            decision.frontier,
+            decision.threshold,
+            replay,
+        )
+        self._ring.append(entry)
+        return entry
+
+    def event(self, now: float, event: str, detail: str) -> None:
+        """Keep one event, such as a change of policy; `now` in monotonic seconds."""
+        self._ring.append(Event(now, event, detail))
+
+    def view(
+        self,
+        *,
+        reason: Reason | None = None,
+        backend: Role | None = None,
+        limit: int = RING_SIZE,
+    ) -> list[DecisionView | EventView]:
+        """The newest entries first. A filter by reason or backend leaves the events out."""
+        offset = self._wall() - self._clock()
+        found: list[DecisionView | EventView] = []
+        for entry in self._matching(reason, backend):
+            if len(found) >= limit:
+                break
+            found.append(_shown(entry, offset))
+        return found
+
+    def _matching(
+        self, reason: Reason | None, backend: Role | None
+    ) -> Iterator[DecisionEntry | Event]:
+        for entry in reversed(self._ring):
+            if isinstance(entry, Event):
+                if reason is None and backend is None:
+                    yield entry
+            elif reason in (None, entry.reason) and backend in (None, entry.backend):
+                yield entry
+
+
+def _shown(entry: DecisionEntry | Event, offset: float) -> DecisionView | EventView:
+    """An entry with unix time."""
+    at = round(entry.at + offset, 6)
+    if isinstance(entry, Event):
+        return EventView(at, "event", entry.event, entry.detail)
+    duration = None if entry.ended_at is None else round(entry.ended_at - entry.at, 6)
+    return DecisionView(
+        at, "decision", entry.request_id, entry.route, entry.backend, entry.reason,
+        entry.n, entry.m, _threshold(entry.frontier), _threshold(entry.threshold),
+        entry.replay, entry.outcome, entry.status, duration,
+    )  # fmt: skip
+
+
+class _Line(msgspec.Struct, gc=False):
+    """One request in the log. The names and their order are what a reader of the log relies on."""
+
+    timestamp: str
+    level: str
+    event: str
+    request_id: str
+    route: str
+    backend: Role | None
+    reason: Reason | None
+    n: int
+    m: int
+    threshold: Threshold
+    status: int
+    outcome: Outcome
+    stream: bool
+    duration_ms: float
+    first_byte_ms: float | None
+    overhead_ms: float | None
+    queue_wait_ms: float
+    bytes_in: int
+    bytes_out: int
+    chunks: int
+    prompt_tokens: int | None
+    output_tokens: int | None
+    replay: str | None
+    error: str | None
+
+
+_FAULTS: Final = frozenset({Outcome.BACKEND_ERROR, Outcome.BACKEND_LOST, Outcome.TIMEOUT})
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000.0, 3)
+
+
+class AccessLog:
+    """One JSON line per request, encoded at once, written in batches by the writer's thread."""
+
+    def __init__(
+        self,
+        writer: LineWriter,
+        *,
+        wall: Clock = time.time,
+        call_later: Callable[[float, Callable[[], None]], object] | None = None,
+        enabled: bool = True,
+    ) -> None:
+        """`call_later` is the event loop's; without it, lines leave in batches and at `flush`."""
+        self.enabled = enabled
+        self._writer = writer
+        self._wall = wall
+        self._call_later = call_later
+        self._encode_into = msgspec.json.Encoder().encode_into
+        self._buffer = bytearray()
+        self._lines = 0
+        self._armed = False
+        self._second = -1
+        self._prefix = ""
+
+    def add(self, done: Finished) -> None:
+        """Log one request that ended. Never blocks and never raises for what a client sent."""
+        if not self.enabled:
+            return
+        self._encode_into(self._line(done), self._buffer, -1)
+        self._buffer += b"\n"
+        self._lines += 1
+        if self._lines >= FLUSH_LINES:
+            self.flush()
+        elif not self._armed and self._call_later is not None:
+            self._armed = True
+            self._call_later(FLUSH_SECONDS, self._timer)
+
+    def flush(self) -> None:
+        """Hand what is buffered to the writer, which drops it if it is stuck."""
+        if self._lines:
+            self._writer.put(bytes(self._buffer), self._lines)
+            self._buffer.clear()
+            self._lines = 0
+
+    def _timer(self) -> None:
+        self._armed = False
+        self.flush()
+
+    def _stamp(self) -> str:
+        """ISO 8601 in UTC, to the millisecond."""
+        now = self._wall()
+        second = int(now)
+        if second != self._second:
+            self._second = second
+            self._prefix = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+        return f"{self._prefix}.{int((now - second) * 1000):03d}Z"
+
+    def _line(self, done: Finished) -> _Line:
+        received, first, sent = done.received_at, done.first_byte_at, done.sent_at
+        return _Line(
+            self._stamp(), "warning" if done.outcome in _FAULTS else "info", "request",
+            safe_id(done.request_id), done.route,
+            done.backend, done.reason, done.n, done.m, _threshold(done.threshold),
+            done.status, done.outcome, done.stream,
+            _ms(done.ended_at - received),
+            None if first is None else _ms(first - received),
+            None if sent is None else _ms(sent - received - done.queue_wait),
+            _ms(done.queue_wait),
+            done.bytes_in, done.bytes_out, done.chunks, done.prompt_tokens, done.output_tokens,
+            done.replay, done.error,
+        )  # fmt: skip

@@ -1,0 +1,252 @@
+"""`RelayProtocol`: uvicorn's HTTP protocol, with relayed routes served below ASGI.
+
+uvicorn keeps what it does well: sockets, TLS, lifespan, and the ASGI path for everything that is
+not relayed. Its request handling is taken over whole, because it knows nothing of a request that
+has no ASGI task: one queue per connection for relayed and ordinary requests, so nothing starts or
+answers before the answer ahead of it is complete; a shutdown that lets exchanges finish; limits
+and timers from the first byte of a connection on.
+
+Reading is never paused while an answer is under way: a paused socket would not show that the
+client left. What a client sends ahead meanwhile is capped.
+
+`tests/test_uvicorn_contract.py` pins what this class relies on in uvicorn's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from router import errors
+from router.driver import Driver
+from router.headers import error_answer
+from router.ordinary import scope_for
+from router.receiving import Phase, ReceivingProtocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from uvicorn.config import Config
+    from uvicorn.server import ServerState
+
+    from router.errors import ErrorAnswer
+    from router.incoming import Incoming
+    from router.relay import Relay
+    from router.routes import Route
+
+LINGER: Final = 2.0  # seconds to read on after an early refusal, so that the client sees it
+
+_log = logging.getLogger("crossover")
+
+
+class RelayProtocol(ReceivingProtocol):
+    """One client connection."""
+
+    def __init__(
+        self,
+        relay: Relay,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(relay, config, server_state, app_state, _loop)
+        self.driver: Driver | None = None
+        self._leaving = False  # shut down: close after the answer under way
+        self._advancing = False
+
+    # ------------------------------------------------------------------ transport events
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take the transport, or turn the client away."""
+        super().connection_made(transport)
+        if len(self.connections) > self.relay.settings.max_connections:
+            self.relay.metrics.reject(errors.TOO_MANY_CONNECTIONS.code)
+            self._answer(errors.TOO_MANY_CONNECTIONS)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client is gone: whatever runs for it ends now."""
+        super().connection_lost(exc)
+        self._deaf = True
+        self.queue.clear()
+        self.incoming = None
+        self._release_all_but_waiting()
+        driver, self.driver = self.driver, None
+        if driver is not None:
+            driver.client_gone()
+
+    def pause_writing(self) -> None:
+        """The client reads slowly."""
+        super().pause_writing()
+        if self.driver is not None:
+            self.driver.client_paused()
+
+    def resume_writing(self) -> None:
+        """The client reads again."""
+        super().resume_writing()
+        if self.driver is not None:
+            self.driver.client_resumed()
+
+    # ------------------------------------------------------------------ one request after another
+
+    def _advance(self) -> None:
+        """Start the next request if nothing is being answered."""
+        if self._advancing:
+            return
+        self._advancing = True
+        try:
+            while self.queue and self.phase is not Phase.BUSY and self.phase is not Phase.CLOSING:
+                self._start(self.queue.popleft())
+        except Exception:
+            _log.exception("request")
+            self._fail()
+        finally:
+            self._advancing = False
+
+    def _start(self, incoming: Incoming) -> None:
+        self._enter(Phase.BUSY)
+        self._ahead = 0
+        if incoming.error is not None:
+            self._answer(incoming.error, incoming)
+        elif incoming.route is None:
+            self._start_ordinary(incoming)
+        else:
+            request = self.relay.request_from(incoming, self.since)
+            if isinstance(request, errors.ErrorAnswer):
+                self._answer(request, incoming, close=not incoming.keep_alive)
+                return
+            self.driver = Driver(request, self, self.relay)
+            self.relay.submit(self.driver)
+
+    def _fail(self) -> None:
+        """A fault of ours: whatever was counted is released, and the client is told."""
+        driver, self.driver = self.driver, None
+        if driver is not None:
+            driver.client_gone()
+        if driver is not None and driver.exchange.answer.begun:
+            self.transport.abort()
+        else:
+            self._answer(errors.INTERNAL)
+
+    def _start_ordinary(self, incoming: Incoming) -> None:
+        """The ASGI path, with the whole body at hand."""
+        cycle = RequestResponseCycle(
+            scope=scope_for(self, incoming),
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=self.access_log,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=False,
+            keep_alive=incoming.keep_alive and not self._leaving,
+            on_response=self._ordinary_done,
+        )
+        cycle.body = bytearray(incoming.take_body())
+        cycle.more_body = False
+        cycle.message_event.set()
+        self.cycle = cycle
+        self._start_asgi_task(cycle, self.app)
+
+    def _ordinary_done(self) -> None:
+        self.server_state.total_requests += 1
+        self._next(close=not self.cycle.keep_alive)
+
+    def exchange_done(self, driver: Driver, *, close: bool) -> None:
+        """A relayed answer is complete."""
+        if self.driver is driver:
+            self.driver = None
+            self.server_state.total_requests += 1
+            self._next(close=close)
+
+    def exchange_broken(self, driver: Driver) -> None:
+        """A relayed answer ends without its proper end, which must be visible as such."""
+        self.driver = None
+        self._deaf = True
+        answer = driver.exchange.answer
+        if answer.chunked or not answer.close:
+            self._close()  # a missing last chunk or missing bytes say it
+        else:
+            self.transport.abort()  # towards HTTP/1.0 only a reset does
+
+    def _next(self, *, close: bool) -> None:
+        self._release_all_but_waiting()
+        if close or self._leaving or self._deaf:
+            self._close()
+            return
+        arriving = self.incoming
+        if arriving is None:
+            self._enter(Phase.IDLE)
+        else:
+            self._enter(Phase.BODY if arriving.headers_done else Phase.HEAD)
+        self._say_continue()
+        self._advance()
+
+    # ------------------------------------------------------------------ refusing and closing
+
+    def _answer(
+        self, error: ErrorAnswer, incoming: Incoming | None = None, *, close: bool = True
+    ) -> None:
+        """Write an error of our own; `close` unless the request itself was sound."""
+        extra = self.relay.cors_lines(incoming.facts.origin) if incoming is not None else b""
+        if incoming is not None and incoming.allow:
+            extra += b"allow: %b\r\n" % incoming.allow
+        head_only = incoming is not None and incoming.method == b"HEAD"
+        close = close or self._leaving
+        self.write(
+            error_answer(error, extra, self.relay.shared.common, close=close, head_only=head_only)
+        )
+        whole = incoming is not None and incoming.complete
+        if close and not whole and not self.transport.is_closing():
+            # The client may still be sending: closing now would reset what it has yet to read.
+            self._deaf = True
+            self._enter(Phase.CLOSING)
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+        else:
+            self._next(close=close)
+
+    def _close(self) -> None:
+        self._deaf = True
+        self._enter(Phase.CLOSING)
+        self.transport.close()
+
+    # ------------------------------------------------------------------ time and shutdown
+
+    def tick(self, now: float) -> None:
+        """Time passed: every limit in time of this connection is kept here."""
+        settings = self.relay.settings
+        spent = now - self.since
+        if self.phase is Phase.BUSY:
+            if self.driver is not None:
+                self.driver.tick(now)
+        elif self.phase is Phase.IDLE:
+            if spent > settings.keep_alive:
+                self._close()
+        elif self.phase is Phase.CLOSING:
+            if spent > (settings.write_timeout if self.transport.is_closing() else LINGER):
+                self.transport.abort()
+        elif spent > (settings.header_timeout if self.phase is Phase.HEAD else settings.body_timeout):
+            if self.incoming is None:
+                self._close()  # it never said a word
+            else:
+                self._refuse(errors.REQUEST_TIMEOUT)
+
+    def shutdown(self) -> None:
+        """Called by uvicorn: close as soon as nothing is under way."""
+        self._leaving = True
+        if self.phase is Phase.BUSY or self.queue:
+            if self.cycle is not None:
+                self.cycle.keep_alive = False
+        elif self.phase is not Phase.CLOSING:
+            self._close()
+
+
+class OrdinaryProtocol(RelayProtocol):
+    """The same guard and timers in front of a listener that relays nothing: the admin listener."""
+
+    table: Mapping[bytes, Route] = {}

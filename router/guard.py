@@ -1,0 +1,134 @@
+"""What a request head may look like, and what it says.
+
+uvicorn's parser (llhttp) is strict about bytes and lenient about meaning: it takes two Hosts, none,
+`Transfer-Encoding: gzip, chunked`, chunked in HTTP/1.0 and HTTP/2.0 in the request line
+(`tests/wire/` has each). What two servers could read differently is refused here, before anything
+is routed on it. The body is framed afresh towards a backend, so no framing of a client's ever
+reaches one.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+
+from router import errors
+from router.errors import ErrorAnswer
+from router.headers import NOT_TO_BACKEND, OWN_PREFIX, named_in_connection
+from router.load import Role
+
+PIN_HEADER: Final = b"x-crossover-backend"
+# A client's request id is used when it can do no harm in a header, a log line or a URL.
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
+# Looked at and forwarded all the same.
+_NOTED: Final = frozenset({b"origin", b"content-encoding", b"content-type"})
+_SPECIAL: Final = NOT_TO_BACKEND | _NOTED | {PIN_HEADER}
+_ABSOLUTE = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
+
+
+class HeadFacts(msgspec.Struct, gc=False):
+    """What a request head says, apart from its route."""
+
+    forwarded: bytes = b""  # the header lines for the backend, each ending in CRLF
+    request_id: str | None = None
+    length: int | None = None  # of the body; None when it is chunked or there is none
+    chunked: bool = False
+    expects: bool = False  # Expect: 100-continue
+    upgrade: bool = False
+    origin: bytes | None = None
+    encoded: bool = False  # the body is compressed: nothing can be read of it
+    pinned: bytes | None = None
+
+
+def path_of(target: bytes) -> bytes | None:
+    """The path of a request target without its query, or None when it is not one.
+
+    An authority in the target (absolute form) is dropped, never followed.
+    """
+    if not target.startswith(b"/"):
+        match = _ABSOLUTE.match(target)
+        if match is None:
+            return target if target == b"*" else None
+        target = target[match.end() :] or b"/"
+    if not target.isascii():
+        return None
+    path, _, _ = target.partition(b"?")
+    return path
+
+
+def read_head(version: str, headers: list[tuple[bytes, bytes]]) -> HeadFacts | ErrorAnswer:
+    """Check one head and take from it what is needed; names are lower case."""
+    if version not in {"1.1", "1.0"}:
+        return errors.BAD_VERSION
+    lines: list[bytes] = []
+    special: list[tuple[bytes, bytes]] = []
+    for header in headers:
+        name = header[0]
+        if name in _SPECIAL:
+            special.append(header)
+            if name not in _NOTED:
+                continue
+        # Names with an underscore are dropped: CGI-like peers read them as dashes.
+        if b"_" not in name and not name.startswith(OWN_PREFIX):
+            lines.append(b"%b: %b\r\n" % header)
+    facts = HeadFacts()
+    hosts = 0
+    for name, value in special:
+        if name == b"host":
+            hosts += 1
+        elif name == b"connection":
+            named = named_in_connection(value)
+            if named:
+                lines = [line for line in lines if line.partition(b":")[0] not in named]
+        else:
+            error = _take(facts, name, value, version)
+            if error is not None:
+                return error
+    if hosts > 1 or (hosts == 0 and version == "1.1"):
+        return errors.BAD_REQUEST.with_message("exactly one Host header is needed")
+    if facts.chunked and facts.length is not None:
+        return errors.BAD_REQUEST.with_message("Content-Length beside Transfer-Encoding")
+    facts.forwarded = b"".join(lines)
+    return facts
+
+
+def _take(facts: HeadFacts, name: bytes, value: bytes, version: str) -> ErrorAnswer | None:
+    """Note one special header."""
+    error: ErrorAnswer | None = None
+    if name == b"content-length":
+        if facts.length is not None or not value.isdigit() or len(value) > 18:
+            error = errors.BAD_REQUEST.with_message("bad or repeated Content-Length")
+        else:
+            facts.length = int(value)
+    elif name == b"transfer-encoding":
+        if value.strip().lower() != b"chunked" or facts.chunked:
+            error = errors.BAD_TRANSFER_CODING
+        elif version == "1.0":
+            error = errors.BAD_REQUEST.with_message("Transfer-Encoding in HTTP/1.0")
+        facts.chunked = True
+    elif name == b"expect":
+        facts.expects = value.strip().lower() == b"100-continue"
+        if not facts.expects:
+            error = errors.EXPECTATION_FAILED
+    elif name == b"x-request-id":
+        if facts.request_id is None and _REQUEST_ID.fullmatch(value):
+            facts.request_id = value.decode()
+    elif name == b"upgrade":
+        facts.upgrade = True
+    elif name == b"origin":
+        facts.origin = value
+    elif name == b"content-encoding":
+        facts.encoded = value.strip().lower() not in {b"", b"identity"}
+    elif name == PIN_HEADER:
+        facts.pinned = value.strip().lower()
+    return error
+
+
+def pinned_role(value: bytes) -> Role | None:
+    """The role that a pin header names, or None when it names none."""
+    try:
+        return Role(value.decode("latin-1"))
+    except ValueError:
+        return None

@@ -1,0 +1,87 @@
+"""Which headers pass, each way.
+
+Towards a backend everything passes except what belongs to this connection (hop by hop), what says
+who the client is (keys and cookies: the client's key never reaches a backend) and what only the
+router may say (`x-crossover-*`). Towards the client everything passes except hop-by-hop headers,
+and `date` and `server`, of which each answer has one, ours. Repeated headers stay repeated, and
+`content-encoding` stays, since bodies are never decoded.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from router.errors import ErrorAnswer, phrase
+from router.framing import ResponseHead
+
+# RFC 9110 section 7.6.1 and RFC 2616 section 13.5.1, with the two spellings seen in the wild.
+HOP_BY_HOP: Final = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"http2-settings",
+    }
+)
+CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key", b"api-key", b"cookie"})
+# What our own client states afresh on the way to a backend.
+RESTATED: Final = frozenset({b"host", b"content-length", b"expect", b"x-request-id"})
+NOT_TO_BACKEND: Final = HOP_BY_HOP | CREDENTIALS | RESTATED
+NOT_TO_CLIENT: Final = HOP_BY_HOP | {b"content-length", b"date", b"server", b"x-request-id"}
+OWN_PREFIX: Final = b"x-crossover-"
+
+
+def named_in_connection(value: bytes) -> frozenset[bytes]:
+    """The header names that a Connection header makes hop-by-hop."""
+    tokens = (token.strip().lower() for token in value.split(b","))
+    return frozenset(token for token in tokens if token and token not in {b"close", b"keep-alive"})
+
+
+def answer_head(
+    head: ResponseHead, own: bytes, framing: bytes, common: bytes, *, close: bool
+) -> bytes:
+    """The head of a relayed answer.
+
+    `own` are the router's header lines, `framing` the line that says how the body ends (empty for
+    none), `common` date and server; each line ends in CRLF.
+    """
+    lines = [b"HTTP/1.1 %d %b\r\n" % (head.status, head.reason), common]
+    dropped = head.connection
+    for name, value in head.headers:
+        if name in NOT_TO_CLIENT or name in dropped or name.startswith(OWN_PREFIX):
+            continue
+        lines.append(b"%b: %b\r\n" % (name, value))
+    if head.event_stream and not head.has(b"x-accel-buffering"):
+        # nginx in front would hold events back otherwise.
+        lines.append(b"x-accel-buffering: no\r\n")
+    lines.append(own)
+    lines.append(framing)
+    lines.append(b"connection: close\r\n\r\n" if close else b"\r\n")
+    return b"".join(lines)
+
+
+def error_answer(
+    error: ErrorAnswer, own: bytes, common: bytes, *, close: bool, head_only: bool = False
+) -> bytes:
+    """A whole answer of the router's own, head and body."""
+    body = error.body
+    lines = [
+        b"HTTP/1.1 %d %b\r\n" % (error.status, phrase(error.status)),
+        common,
+        b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body),
+        own,
+    ]
+    if error.retry_after is not None:
+        lines.append(b"retry-after: %d\r\n" % error.retry_after)
+    if error.status == 401:
+        lines.append(b"www-authenticate: Bearer\r\n")
+    lines.append(b"connection: close\r\n\r\n" if close else b"\r\n")
+    if not head_only:
+        lines.append(body)
+    return b"".join(lines)

@@ -1,0 +1,290 @@
+"""May a backend get new work? Probes, breakers and the operator, in one answer.
+
+    eligible = probes do not say "down", and no operator drained it
+    usable   = eligible and its breaker allows; if that leaves none, every eligible one
+
+so a breaker never takes out the last backend that is left, while probes and operators may take out
+both. What is not known yet is not down: at a cold start requests are routed by our own count.
+
+Health never touches a count: the only thing written here is `LoadTracker.set_usable` and, for
+back-pressure, `LoadTracker.refused`. No I/O and no clock: `now` is monotonic seconds.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+
+from router.breaker import Breaker, BreakerState, Outcome
+from router.load import ROLES, LoadTracker, Role
+
+_log = logging.getLogger("crossover")
+
+
+class Probe(enum.StrEnum):
+    """What is asked: `/ready` reads a flag (from 0.5.20), `/health` runs the engine (1 s and up)."""
+
+    READY = "ready"
+    HEALTH = "health"
+
+
+class Answer(enum.Enum):
+    """What a probe heard."""
+
+    PASS = "pass"  # noqa: S105 (not a password)
+    REFUSED = "refused"  # 503, SGLang's own word: starting, draining or unhealthy
+    MISS = "miss"  # no connection, no answer in time, another 5xx
+    ABSENT = "absent"  # any other answer: this backend does not have this endpoint
+
+    @classmethod
+    def of_status(cls, status: int) -> Answer:
+        """What an HTTP status says."""
+        if 200 <= status < 300:
+            return cls.PASS
+        if status == 503:
+            return cls.REFUSED
+        return cls.MISS if status >= 500 else cls.ABSENT
+
+
+class Health(enum.IntEnum):
+    """What probes and traffic say. Numbered for a gauge."""
+
+    DOWN = 0
+    UP = 1
+    UNKNOWN = 2
+
+
+class _Tally:
+    """The row of answers of one probe, and what follows from it."""
+
+    __slots__ = ("missed_at", "misses", "passes", "verdict")
+
+    def __init__(self) -> None:
+        self.verdict = Health.UNKNOWN
+        self.missed_at = float("-inf")
+        self.misses = 0
+        self.passes = 0
+
+
+class HealthState:
+    """What is known of one backend. Each probe has its own tally: a quick `/ready` that passes
+    must not wipe out that `/health` hangs. Down if either says so.
+    """
+
+    __slots__ = ("_down_after", "_life_window", "_lived", "_tallies", "_up_after", "state")
+
+    def __init__(self, *, down_after: int = 3, up_after: int = 2, life_window: float = 5.0) -> None:
+        """`life_window`: seconds for which traffic that succeeded outweighs probes that miss."""
+        self._down_after = down_after
+        self._up_after = up_after
+        self._life_window = life_window
+        self._lived = float("-inf")
+        self._tallies = {probe: _Tally() for probe in Probe}
+        self.state = Health.UNKNOWN
+
+    def observe(self, probe: Probe, answer: Answer, now: float) -> None:
+        """Take in one answer."""
+        tally = self._tallies[probe]
+        if answer is Answer.PASS:
+            tally.misses = 0
+            tally.passes += 1
+            if tally.verdict is Health.UNKNOWN or tally.passes >= self._up_after:
+                tally.verdict = Health.UP
+        elif answer is Answer.REFUSED:
+            tally.passes = 0
+            tally.verdict = Health.DOWN
+        elif answer is Answer.ABSENT:
+            self._tallies[probe] = _Tally()
+        else:
+            self._miss(tally, now)
+        self._sum_up()
+
+    def _miss(self, tally: _Tally, now: float) -> None:
+        tally.passes = 0
+        if self._lived > tally.missed_at:
+            tally.misses = 0
+        tally.missed_at = now
+        if now - self._lived >= self._life_window:
+            tally.misses += 1
+            if tally.misses >= self._down_after:
+                tally.verdict = Health.DOWN
+
+    def lived(self, now: float) -> None:
+        """Traffic succeeded: misses up to now do not count. An explicit 503 still does."""
+        self._lived = now  # all that the path of a request pays; `_miss` does the rest
+        if self.state is Health.UNKNOWN:
+            self._sum_up()
+
+    def verdict(self, probe: Probe) -> Health:
+        """What one probe alone says."""
+        return self._tallies[probe].verdict
+
+    def _sum_up(self) -> None:
+        verdicts = [tally.verdict for tally in self._tallies.values()]
+        if Health.DOWN in verdicts:
+            self.state = Health.DOWN
+        elif Health.UP in verdicts or self._lived > float("-inf"):
+            self.state = Health.UP
+        else:
+            self.state = Health.UNKNOWN
+
+
+class BackendHealth(msgspec.Struct, frozen=True, gc=False):
+    """One backend for the status page and metrics."""
+
+    role: Role
+    usable: bool
+    health: Health
+    ready: Health  # what /ready alone says; UNKNOWN also when there is none
+    breaker: BreakerState
+    failures: int  # in a row
+    drained: bool
+
+
+class _Backend:
+    __slots__ = ("breaker", "drained", "health", "role", "usable")
+
+    def __init__(self, role: Role, breaker: Breaker, health: HealthState) -> None:
+        self.role = role
+        self.breaker = breaker
+        self.health = health
+        self.drained = False
+        self.usable = True
+
+
+class PairHealth:
+    """Health, breaker and drain of both backends; the only writer of `usable`."""
+
+    def __init__(
+        self,
+        tracker: LoadTracker,
+        *,
+        breaker: Callable[[], Breaker] = Breaker,
+        health: Callable[[], HealthState] = HealthState,
+        cool_down: float = 1.0,
+    ) -> None:
+        """`cool_down`: seconds for which a backend that refused work (429, 503) is avoided."""
+        self._tracker = tracker
+        self._cool_down = cool_down
+        self._backends = {role: _Backend(role, breaker(), health()) for role in ROLES}
+        self._forced = False
+        self.impaired = False
+        self.transitions: Counter[tuple[Role, str, str]] = Counter()
+        """How often (role, "health" | "breaker" | "drain", new state) was entered."""
+
+    def admit(self, role: Role, now: float) -> int:
+        """A request was leased to this backend. The ticket goes to `record` with its outcome."""
+        if not self.impaired:
+            return 0
+        ticket = self._backends[role].breaker.admit(now)
+        self._settle(now)
+        return ticket
+
+    def record(self, role: Role, outcome: Outcome, now: float, ticket: int = 0) -> None:
+        """An exchange is over, or its attempt at this backend is: call once for each `admit`."""
+        backend = self._backends[role]
+        if outcome is Outcome.SUCCESS:
+            self.alive(role, now)
+        elif outcome is Outcome.BACK_PRESSURE:
+            self._tracker.refused(role, now + self._cool_down)
+        before = backend.breaker.state
+        backend.breaker.record(outcome, now, ticket)
+        if before is not BreakerState.CLOSED or backend.breaker.state is not before:
+            self._note_breaker(backend, before, f"a request ended as {outcome.value}")
+            self._settle(now)
+
+    def alive(self, role: Role, now: float) -> None:
+        """Bytes of a good answer came from this backend: it lives, whatever slow probes miss."""
+        health = self._backends[role].health
+        before = health.state
+        health.lived(now)
+        if health.state is not before:
+            self._note_health(role, health.state, "it answered a request")
+
+    def probed(self, role: Role, probe: Probe, answer: Answer, now: float, reason: str) -> None:
+        """A probe has heard something; `reason` is for the log."""
+        health = self._backends[role].health
+        before = health.state
+        health.observe(probe, answer, now)
+        if health.state is not before:
+            self._note_health(role, health.state, f"/{probe.value}: {reason}")
+            self._settle(now)
+
+    def drain(self, role: Role, *, drained: bool, now: float) -> None:
+        """An operator takes a backend out of use, or puts it back."""
+        backend = self._backends[role]
+        if backend.drained is drained:
+            return
+        backend.drained = drained
+        state = "drained" if drained else "enabled"
+        self._note(role, "drain", state, "by an operator", logging.INFO)
+        self._settle(now)
+
+    def refresh(self, now: float) -> None:
+        """Let time pass: open breakers become half-open, trials lapse. Cheap when all is well."""
+        if not self.impaired:
+            return
+        for backend in self._backends.values():
+            before = backend.breaker.state
+            backend.breaker.advance(now)
+            self._note_breaker(backend, before, "its time is over")
+        self._settle(now)
+
+    def ready(self) -> bool:
+        """Whether a backend takes work and is known, by a probe or by traffic, to be up."""
+        return any(
+            backend.usable and backend.health.state is Health.UP
+            for backend in self._backends.values()
+        )
+
+    def verdict(self, role: Role, probe: Probe) -> Health:
+        """What one probe alone says of a backend."""
+        return self._backends[role].health.verdict(probe)
+
+    def status(self, role: Role) -> BackendHealth:
+        """One backend as it stands."""
+        backend = self._backends[role]
+        return BackendHealth(
+            role,
+            backend.usable,
+            backend.health.state,
+            backend.health.verdict(Probe.READY),
+            backend.breaker.state,
+            backend.breaker.consecutive,
+            backend.drained,
+        )
+
+    def _settle(self, now: float) -> None:
+        """Work out who is usable; see the formula at the top of this file."""
+        backends = self._backends.values()
+        eligible = [b for b in backends if not b.drained and b.health.state is not Health.DOWN]
+        allowed = [b for b in eligible if b.breaker.allows(now)]
+        forced = bool(eligible) and all(b.breaker.state is BreakerState.OPEN for b in eligible)
+        if forced and not self._forced:
+            _log.warning("open breakers are ignored: no other backend is left")
+        self._forced = forced
+        for backend in backends:
+            usable = backend in (allowed or eligible)
+            if usable is not backend.usable:
+                backend.usable = usable
+                self._tracker.set_usable(backend.role, usable=usable)
+        self.impaired = any(b.breaker.state is not BreakerState.CLOSED for b in backends)
+
+    def _note_breaker(self, backend: _Backend, before: BreakerState, reason: str) -> None:
+        state = backend.breaker.state
+        if state is not before:
+            level = logging.WARNING if state is BreakerState.OPEN else logging.INFO
+            self._note(backend.role, "breaker", state.name.lower(), reason, level)
+
+    def _note_health(self, role: Role, state: Health, reason: str) -> None:
+        level = logging.WARNING if state is Health.DOWN else logging.INFO
+        self._note(role, "health", state.name.lower(), reason, level)
+
+    def _note(self, role: Role, kind: str, state: str, reason: str, level: int) -> None:
+        self.transitions[role, kind, state] += 1
+        fields = {"backend": role.value, "kind": kind, "state": state, "reason": reason}
+        _log.log(level, "%s of %s is now %s: %s", kind, role.value, state, reason, extra=fields)

@@ -1,0 +1,262 @@
+"""Which backend, and why: a pure function from (snapshot, request) to a decision.
+
+No clock and no I/O; `now` and what a policy remembers come in the snapshot, and what it wants
+remembered goes out in the decision. The caller decides and counts in one synchronous step, so
+nothing can come between the look and the count.
+
+Order of `FrontierPolicy`, first match wins; the numbered cases are the numbered branches of
+`_choose`:
+
+    1. the request is pinned to a backend;
+    2. only one backend, or none, is available;
+    3. a fence: the request is of a kind that is not speculated;
+    4. the line, with its band and dwell;
+    5. the chosen backend refused work a moment ago, queues, or is short of KV cache, and the
+       other is none of these.
+
+The line is evaluated for every request, pinned ones too: what a policy remembers follows the load,
+not the mix of requests.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Protocol
+
+import msgspec
+
+from router.frontier import Frontier
+from router.load import BackendLoad, LoadSnapshot, PolicyMemory, Role
+from router.request import RequestInfo
+
+
+class Reason(enum.StrEnum):
+    """Why a backend was chosen. A closed set: each is a metric label."""
+
+    BELOW_THRESHOLD = "below_threshold"  # speculative: n < F(m)
+    AT_THRESHOLD = "at_threshold"  # baseline: the line is reached
+    BAND = "band"  # baseline: below the line, not yet below the band
+    DWELL = "dwell"  # baseline: below the band, not yet long enough
+    CAP = "cap"  # baseline: the speculative server runs as many as it may
+    ALWAYS = "always"  # speculative: the line is infinite
+    NEVER = "never"  # baseline: the line is zero
+    PINNED = "pinned"  # the client asked, and may
+    UNAVAILABLE = "unavailable"  # the other backend takes no new work
+    FENCE_STRUCTURED = "fence_structured_output"
+    FENCE_LOGPROBS = "fence_logprobs"
+    FENCE_CHOICES = "fence_n"
+    FENCE_PROMPT = "fence_prompt"
+    CONTENDED = "contended"  # the preferred backend refused work a moment ago
+    QUEUED = "queued"  # the preferred backend queues
+    KV_CACHE = "kv_cache"  # the preferred backend is short of KV cache
+    FIXED = "fixed"  # a policy that always names one backend
+    LEAST_IN_FLIGHT = "least_in_flight"
+    ROUND_ROBIN = "round_robin"
+    REPLAY_CONNECT = "replay_connect"  # the first backend could not be reached
+    REPLAY_REFUSED = "replay_refused"  # the first backend refused before working
+
+
+class Decision(msgspec.Struct, frozen=True, gc=False):
+    """One explained choice. `backend` is None when no backend may take the request.
+
+    `frontier` is F(m) in force, which n was compared with; `threshold` is the number the line was
+    made from (K), or F(m) where it was made from none. Both are None for a policy without a line.
+    """
+
+    backend: Role | None
+    reason: Reason
+    n: int
+    m: int
+    frontier: float | None
+    memory: PolicyMemory
+    threshold: float | None = None
+
+
+class Policy(Protocol):
+    """One synchronous method: value in, value out."""
+
+    def decide(self, snapshot: LoadSnapshot, info: RequestInfo) -> Decision:
+        """Choose a backend for one request."""
+        ...
+
+
+class Fences(msgspec.Struct, frozen=True):
+    """Kinds of request that go to the baseline whatever the load. All off by default."""
+
+    structured_output: bool = False
+    logprobs: bool = False
+    choices: bool = False  # more than one choice asked for (n > 1)
+    prompt_bytes: int | None = None  # a body longer than this
+
+    def match(self, info: RequestInfo) -> Reason | None:
+        """The fence that this request hits, if any."""
+        if self.structured_output and info.structured_output:
+            return Reason.FENCE_STRUCTURED
+        if self.logprobs and info.logprobs:
+            return Reason.FENCE_LOGPROBS
+        if self.choices and info.choices > 1:
+            return Reason.FENCE_CHOICES
+        if self.prompt_bytes is not None and info.prompt_bytes > self.prompt_bytes:
+            return Reason.FENCE_PROMPT
+        return None
+
+
+class Marks(msgspec.Struct, frozen=True):
+    """Telemetry above a mark on one backend sends new work to the other."""
+
+    queued: int = 0  # requests waiting inside the backend
+    kv_cache: float = 0.95  # share of the KV cache in use
+
+    def exceeded(self, load: BackendLoad) -> Reason | None:
+        """The mark that this backend is over, if any. Absent telemetry exceeds nothing."""
+        if load.contended:
+            return Reason.CONTENDED
+        if load.queued is not None and load.queued > self.queued:
+            return Reason.QUEUED
+        if load.token_usage is not None and load.token_usage > self.kv_cache:
+            return Reason.KV_CACHE
+        return None
+
+
+class FrontierPolicy:
+    """Speculate below the calibrated line."""
+
+    def __init__(
+        self,
+        frontier: Frontier,
+        *,
+        band: float = 0.2,
+        dwell: float = 5.0,
+        marks: Marks = Marks(),  # noqa: B008  (frozen)
+        fences: Fences = Fences(),  # noqa: B008  (frozen)
+    ) -> None:
+        """`band` is a share of the line (0 <= band < 1), `dwell` seconds on the baseline side."""
+        self.frontier = frontier
+        self.band = band
+        self.dwell = dwell
+        self.marks = marks
+        self.fences = fences
+
+    def decide(self, snapshot: LoadSnapshot, info: RequestInfo) -> Decision:
+        """Choose a backend for one request."""
+        n, m = snapshot.speculative.concurrency, snapshot.baseline.concurrency
+        limit = self.frontier.at(m)
+        side, reason = self._line(snapshot, n, m, limit)
+        memory = snapshot.memory
+        if side is not memory.side:
+            memory = PolicyMemory(side, snapshot.now)
+        backend, reason = self._choose(snapshot, info, side, reason)
+        cap = snapshot.speculative.cap
+        in_force = limit if cap is None or cap > limit else float(cap)
+        number = limit if self.frontier.scope == "table" else self.frontier.threshold
+        return Decision(backend, reason, n, m, in_force, memory, number)
+
+    def _choose(
+        self, snapshot: LoadSnapshot, info: RequestInfo, side: Role, reason: Reason
+    ) -> tuple[Role | None, Reason]:
+        # 1. pinned
+        if info.pinned is not None:
+            return _pinned(snapshot, info.pinned)
+        # 2. availability
+        if not (snapshot.speculative.available and snapshot.baseline.available):
+            return _available(snapshot), Reason.UNAVAILABLE
+        # 3. fences
+        fence = self.fences.match(info)
+        if fence is not None:
+            return Role.BASELINE, fence
+        # 4. the line decided `side`; 5. marks may overrule it
+        over = self.marks.exceeded(snapshot.of(side))
+        if over is not None and self.marks.exceeded(snapshot.of(side.other)) is None:
+            return side.other, over
+        return side, reason
+
+    def _line(self, snapshot: LoadSnapshot, n: int, m: int, limit: float) -> tuple[Role, Reason]:
+        if self.frontier.never:
+            return Role.BASELINE, Reason.NEVER
+        cap = snapshot.speculative.cap
+        if cap is not None and cap <= n < limit:
+            return Role.BASELINE, Reason.CAP
+        if n >= limit:
+            return Role.BASELINE, Reason.AT_THRESHOLD
+        if self.frontier.always:
+            return Role.SPECULATIVE, Reason.ALWAYS
+        if snapshot.memory.side is Role.BASELINE:
+            low_cap = cap is None or n < cap * (1.0 - self.band)
+            if not low_cap or not self.frontier.inside_band(n, m, self.band):
+                return Role.BASELINE, Reason.BAND
+            if snapshot.now - snapshot.memory.since < self.dwell:
+                return Role.BASELINE, Reason.DWELL
+        return Role.SPECULATIVE, Reason.BELOW_THRESHOLD
+
+
+class FixedPolicy:
+    """Everything to one backend: what a benchmark of one server needs."""
+
+    def __init__(self, role: Role) -> None:
+        self.role = role
+
+    def decide(self, snapshot: LoadSnapshot, info: RequestInfo) -> Decision:
+        """Choose the fixed backend, or the other when that one takes no new work."""
+        return _plain(snapshot, info, self.role, Reason.FIXED)
+
+
+class LeastInFlightPolicy:
+    """The backend with the lower concurrency; a tie goes to the speculative one.
+
+    Numbers are compared in one unit: when either backend lacks fresh telemetry, both are compared
+    by own in-flight.
+    """
+
+    def decide(self, snapshot: LoadSnapshot, info: RequestInfo) -> Decision:
+        """Choose the less loaded backend."""
+        spec, base = snapshot.speculative, snapshot.baseline
+        if spec.fresh and base.fresh:
+            less = spec.concurrency <= base.concurrency
+        else:
+            less = spec.in_flight <= base.in_flight
+        role = Role.SPECULATIVE if less else Role.BASELINE
+        return _plain(snapshot, info, role, Reason.LEAST_IN_FLIGHT)
+
+
+class RoundRobinPolicy:
+    """One and the other in turn. `memory.side` is the backend named last."""
+
+    def decide(self, snapshot: LoadSnapshot, info: RequestInfo) -> Decision:
+        """Choose the backend that was not named last."""
+        role = snapshot.memory.side.other
+        return _plain(
+            snapshot, info, role, Reason.ROUND_ROBIN, memory=PolicyMemory(role, snapshot.now)
+        )
+
+
+def _plain(
+    snapshot: LoadSnapshot,
+    info: RequestInfo,
+    role: Role,
+    reason: Reason,
+    memory: PolicyMemory | None = None,
+) -> Decision:
+    """A decision of a policy without a line: pinning and availability come first."""
+    backend: Role | None = role
+    if info.pinned is not None:
+        backend, reason = _pinned(snapshot, info.pinned)
+    elif not snapshot.of(role).available:
+        backend, reason = _available(snapshot), Reason.UNAVAILABLE
+    return Decision(
+        backend,
+        reason,
+        snapshot.speculative.concurrency,
+        snapshot.baseline.concurrency,
+        None,
+        memory or snapshot.memory,
+    )
+
+
+def _pinned(snapshot: LoadSnapshot, role: Role) -> tuple[Role | None, Reason]:
+    return (role if snapshot.of(role).available else None), Reason.PINNED
+
+
+def _available(snapshot: LoadSnapshot) -> Role | None:
+    if snapshot.speculative.available:
+        return Role.SPECULATIVE
+    return Role.BASELINE if snapshot.baseline.available else None

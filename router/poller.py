@@ -1,0 +1,291 @@
+"""Reads the backends' telemetry over HTTP, again and again, and hands it to the tracker.
+
+Nothing of this is on a request's path. A poll is bounded in time and size; the next starts after
+the last has ended, so polls cannot pile up. Whatever a backend answers, or does not, a poller goes
+on: the signal becomes unknown (it goes stale in the tracker, which then counts our own requests
+only), and one line says so when that begins and one when it ends.
+
+Each poller, and each probe of `probes`, has a client of its own: one that hangs delays no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import ssl
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import httpx
+import msgspec
+
+from router.acceptance import AcceptMeter, parse_accept
+from router.load import LoadTracker, Role, Telemetry
+from router.telemetry import Source, Unreadable, parse
+
+_log = logging.getLogger("crossover")
+
+Clock = Callable[[], float]
+Sleep = Callable[[float], Awaitable[None]]
+Jitter = Callable[[float], float]
+
+# Bytes of an answer that are read at most: a page of SGLang's metrics has 80 KB.
+BODY_LIMIT: Final = 4 * 1024 * 1024
+# Idle connections are kept for less than SGLang's own keep-alive, which is 5 s.
+KEEP_ALIVE: Final = 4.0
+# A lesser source is given up after so long (seconds) to see whether a better one is there now.
+LOOK_AGAIN: Final = 30.0
+# Polls in a row that must fail before a signal that was known is called unknown: one slow answer
+# is not a change of state.
+LOST_AFTER: Final = 3
+# The lesser sources cost the backend more (a log line, or 15 ms): not more often than this.
+LESSER_INTERVAL: Final = 1.0
+# With no source at all, polls become rarer, up to this (seconds).
+LOST_INTERVAL: Final = 2.0
+
+
+class Reply(msgspec.Struct, frozen=True, gc=False):
+    """A complete answer. Times are seconds on the poller's clock."""
+
+    status: int
+    body: bytes
+    sent_at: float
+    read_at: float
+
+
+class NoReply(msgspec.Struct, frozen=True, gc=False):
+    """No complete answer, and why. `connected` is False when there was nobody to ask."""
+
+    reason: str
+    connected: bool = True
+
+
+def spread(seconds: float) -> float:
+    """The same pause give or take a tenth: pollers of one start must not stay in step."""
+    return seconds * random.uniform(0.9, 1.1)  # noqa: S311 (no secret)
+
+
+def probe_client(
+    base_url: str,
+    *,
+    key: str | None = None,
+    timeout: float = 1.0,
+    connect_timeout: float = 1.0,
+    transport: httpx.AsyncBaseTransport | None = None,
+) -> httpx.AsyncClient:
+    """A client for one poller: no proxy from the environment, no redirects, bounds on everything.
+
+    `base_url` is the root of the backend's routes (without `/v1`) and may have a path; `key` is the
+    backend's own. `timeout` is for each read and `connect_timeout` for the connection, in seconds.
+    """
+    headers = {"accept-encoding": "identity"}  # a bound on bytes read must be one on bytes held
+    if key is not None:
+        headers["authorization"] = f"Bearer {key}"
+    # A context without authorities costs nothing, and no certificate is ever shown over http.
+    plain = not base_url.lower().startswith("https:")
+    return httpx.AsyncClient(
+        base_url=base_url,
+        headers=headers,
+        timeout=httpx.Timeout(timeout, connect=connect_timeout),
+        limits=httpx.Limits(
+            max_connections=2, max_keepalive_connections=1, keepalive_expiry=KEEP_ALIVE
+        ),
+        verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if plain else True,
+        trust_env=False,
+        follow_redirects=False,
+        transport=transport,
+    )
+
+
+async def fetch(
+    client: httpx.AsyncClient, path: str, *, clock: Clock, within: float
+) -> Reply | NoReply:
+    """GET `path`, at most `BODY_LIMIT` bytes and `within` seconds in all. Raises nothing.
+
+    `within` should exceed the client's connect timeout: httpx leaks a place in its pool when it is
+    cancelled while connecting, and so the client's own timeout must come first there.
+    """
+    sent_at = clock()
+    try:
+        async with asyncio.timeout(within), client.stream("GET", path) as response:
+            if response.headers.get("content-encoding", "identity") != "identity":
+                return NoReply("compressed though not asked for")
+            body = bytearray()
+            async for piece in response.aiter_bytes():
+                body += piece
+                if len(body) > BODY_LIMIT:
+                    return NoReply(f"longer than {BODY_LIMIT} bytes")
+            return Reply(response.status_code, bytes(body), sent_at, clock())
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        return NoReply(type(error).__name__, connected=False)
+    except TimeoutError:
+        return NoReply(f"no complete answer within {within:g} s")
+    except Exception as error:  # noqa: BLE001 (the last frame that can: a poller must survive)
+        return NoReply(type(error).__name__)
+
+
+def pause(interval: float, took: float) -> float:
+    """Seconds to wait after a poll that took so long: in step, but never without a breath."""
+    return max(interval - took, interval / 2)
+
+
+class AcceptPoller:
+    """Live acceptance of one backend, from `/metrics`."""
+
+    def __init__(
+        self,
+        client: httpx.AsyncClient,
+        *,
+        interval: float = 5.0,
+        within: float = 3.0,
+        clock: Clock = time.monotonic,
+        sleep: Sleep = asyncio.sleep,
+        jitter: Jitter = spread,
+    ) -> None:
+        """`interval` and `within` (a poll's bound) are seconds; a page costs the backend 15 ms."""
+        self._client = client
+        self._interval = interval
+        self._within = within
+        self._clock = clock
+        self._sleep = sleep
+        self._jitter = jitter
+        self._meter = AcceptMeter()
+        self._value: float | None = None
+        self._read_at = float("-inf")
+
+    def value(self, now: float) -> float | None:
+        """Tokens per verify step of late; None when unknown or older than three polls."""
+        return self._value if now - self._read_at <= 3.0 * self._interval else None
+
+    async def poll(self) -> None:
+        """Read once. A failure leaves the last value to grow old."""
+        reply = await fetch(
+            self._client, Source.METRICS.path, clock=self._clock, within=self._within
+        )
+        if isinstance(reply, NoReply) or reply.status != 200:
+            return
+        sample = parse_accept(reply.body)
+        if not isinstance(sample, Unreadable):
+            self._value = self._meter.update(sample)
+            self._read_at = reply.read_at
+
+    async def run(self) -> None:
+        """Poll until cancelled."""
+        while True:
+            started = self._clock()
+            await self.poll()
+            await self._sleep(self._jitter(pause(self._interval, self._clock() - started)))
+
+
+class TelemetryPoller:
+    """Load of one backend, from the best source that it has; see `Source`."""
+
+    def __init__(
+        self,
+        role: Role,
+        client: httpx.AsyncClient,
+        tracker: LoadTracker,
+        *,
+        interval: float = 0.2,
+        within: float = 1.5,
+        accept: Callable[[float], float | None] = lambda _now: None,
+        clock: Clock = time.monotonic,
+        sleep: Sleep = asyncio.sleep,
+        jitter: Jitter = spread,
+    ) -> None:
+        """`within` bounds one request, in seconds; `accept` is `AcceptPoller.value`."""
+        self.role = role
+        self.source: Source | None = None
+        self.known: bool | None = None
+        """None before the first poll has ended."""
+        self.polls = 0
+        self.failures = 0
+        self._client = client
+        self._tracker = tracker
+        self._interval = interval
+        self._within = within
+        self._accept = accept
+        self._clock = clock
+        self._sleep = sleep
+        self._jitter = jitter
+        self._named: Source | None = None  # the source that the log named last
+        self._missed = 0
+        self._look_again_at = float("-inf")
+
+    @property
+    def interval(self) -> float:
+        """Seconds from one poll to the next as things stand."""
+        if self.source is Source.LOADS:
+            return self._interval
+        if self.source is not None:
+            return max(self._interval, LESSER_INTERVAL)
+        return max(self._interval, min(self._interval * 2.0 ** min(self._missed, 8), LOST_INTERVAL))
+
+    async def run(self) -> None:
+        """Poll until cancelled, the first time at once."""
+        while True:
+            started = self._clock()
+            await self.poll()
+            await self._sleep(self._jitter(pause(self.interval, self._clock() - started)))
+
+    async def poll(self) -> None:
+        """Read once: the known source, or, when there is none, each in turn."""
+        self.polls += 1
+        source = self.source
+        if source is None or (source is not Source.LOADS and self._clock() >= self._look_again_at):
+            await self._detect()
+            return
+        got = await self._ask(source)
+        if isinstance(got, Telemetry):
+            self._take(got)
+        else:
+            # It may have been restarted as another version: the next poll looks at all of them.
+            self.source = None
+            self._miss(f"{source.value}: {got.reason}")
+
+    async def _detect(self) -> None:
+        reasons = []
+        for source in Source:
+            got = await self._ask(source)
+            if isinstance(got, Telemetry):
+                self.source = source
+                self._look_again_at = self._clock() + LOOK_AGAIN
+                self._take(got)
+                return
+            reasons.append(f"{source.value}: {got.reason}")
+            if not got.connected:
+                break
+        self.source = None
+        self._miss("; ".join(reasons))
+
+    async def _ask(self, source: Source) -> Telemetry | NoReply:
+        reply = await fetch(self._client, source.path, clock=self._clock, within=self._within)
+        if isinstance(reply, NoReply):
+            return reply
+        if reply.status != 200:
+            return NoReply(f"status {reply.status}")
+        told = parse(source, reply.body, reply.sent_at, reply.read_at)
+        return NoReply(told.reason) if isinstance(told, Unreadable) else told
+
+    def _take(self, told: Telemetry) -> None:
+        accept = self._accept(told.read_at)
+        if accept is not None:
+            told = msgspec.structs.replace(told, accept_length=accept)
+        self._tracker.observe(self.role, told)
+        self._missed = 0
+        if not self.known or self.source is not self._named:
+            self.known = True
+            self._named = self.source
+            fields = {"backend": self.role.value, "source": told.source}
+            _log.info("telemetry of %s from %s", self.role.value, told.source, extra=fields)
+
+    def _miss(self, reason: str) -> None:
+        self.failures += 1
+        self._missed += 1
+        if self.known is False or (self.known and self._missed < LOST_AFTER):
+            return
+        self.known = False
+        fields = {"backend": self.role.value, "reason": reason}
+        _log.warning("telemetry of %s is unknown: %s", self.role.value, reason, extra=fields)

@@ -1,0 +1,292 @@
+"""The running relay: what all connections share, and who is let in.
+
+It admits requests (own limits and a bounded queue), hands each to a `Driver`, hears of each
+decision and each end exactly once, and lets time pass in one coarse sweep, so that no request pays
+for a timer of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+from collections import deque
+from email.utils import formatdate
+from typing import TYPE_CHECKING, Final
+
+from router import errors
+from router.actions import Request, RetryBudget, Rules, Shared
+from router.errors import ErrorAnswer
+from router.guard import pinned_role
+from router.incoming import HeadLimits
+from router.metrics import Finished, RelayMetrics, Retry
+from router.request import BodyError, RequestInfo, read_info
+from router.view import ConnectionCounts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from router.auth import KeyRing
+    from router.backend import BackendPool
+    from router.config import Settings
+    from router.driver import Driver
+    from router.explain import AccessLog, DecisionLog
+    from router.frontend import RelayProtocol
+    from router.frontier import Frontier
+    from router.health import PairHealth
+    from router.incoming import Incoming
+    from router.load import LoadTracker, Role
+    from router.policy import Policy
+
+SWEEP_SECONDS: Final = 0.25  # the grain of every limit in time but the peek's
+
+
+def rules_from(settings: Settings) -> Rules:
+    """The limits of an exchange as configured."""
+    return Rules(
+        replay_window=settings.replay_window,
+        peek_timeout=settings.peek_timeout,
+        peek_bytes=settings.peek_bytes,
+        first_byte_timeout=settings.first_byte_timeout,
+        idle_timeout=settings.idle_timeout,
+        write_timeout=settings.write_timeout,
+    )
+
+
+class Relay:
+    """Owns the shared state of one router process. All of it belongs to the event loop."""
+
+    def __init__(  # noqa: PLR0913 (everything it works with is handed in, nothing is looked up)
+        self,
+        settings: Settings,
+        *,
+        policy: Policy,
+        frontier: Frontier | None,
+        tracker: LoadTracker,
+        health: PairHealth,
+        pools: Mapping[Role, BackendPool],
+        metrics: RelayMetrics,
+        decisions: DecisionLog,
+        access_log: AccessLog,
+        keys: KeyRing,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """`frontier` is the configured line, whatever policy is in force; `wall` unix seconds."""
+        self.settings = settings
+        self.frontier = frontier
+        self.tracker = tracker
+        self.health = health
+        self.pools = pools
+        self.metrics = metrics
+        self.decisions = decisions
+        self.access_log = access_log
+        self.keys = keys
+        self.clock = clock
+        self.shared = Shared(
+            tracker, policy, rules_from(settings), RetryBudget(settings.retry_budget),
+            metrics.chunk_gap, health.refresh,
+        )  # fmt: skip
+        self.head_limits = HeadLimits(
+            settings.max_header_bytes, settings.max_headers, settings.max_url_bytes
+        )
+        self.buffered = 0  # bytes of request bodies held
+        self.started_at = clock()
+        # uvicorn's own sets, once it listens
+        self.connections: set[RelayProtocol] = set()
+        self.admin_connections: set[RelayProtocol] = set()
+        self._waiting: deque[Driver] = deque()
+        self._origins = frozenset(origin.encode() for origin in settings.cors_origin)
+        self._wall = wall
+        # Ids of two runs never meet, and one run's are in order.
+        self._id_prefix = secrets.token_hex(4)
+        self._ids = itertools.count(1)
+        self.sweep(self.started_at)
+
+    # ------------------------------------------------------------------ what others see
+
+    @property
+    def policy(self) -> Policy:
+        """The policy in force."""
+        return self.shared.policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self.shared.policy = policy
+
+    @property
+    def draining(self) -> bool:
+        """Whether the router is shutting down."""
+        return self.shared.draining
+
+    @property
+    def waiting(self) -> int:
+        """Requests in our own queue."""
+        return len(self._waiting)
+
+    def connection_counts(self) -> ConnectionCounts:
+        """Open connections on both sides."""
+        pools = self.pools
+        return ConnectionCounts(
+            client=len(self.connections),
+            backend_busy={r: len(p.open) - len(p.idle) for r, p in pools.items()},
+            backend_idle={role: len(pool.idle) for role, pool in pools.items()},
+        )
+
+    # ------------------------------------------------------------------ letting requests in
+
+    def admission_error(self, incoming: Incoming) -> ErrorAnswer | None:
+        """What can be refused on the head alone, before a body is asked for."""
+        length = incoming.facts.length
+        if length is not None and length > self.settings.max_body:
+            return errors.BODY_TOO_LARGE
+        if incoming.route is not None and not self.keys.accepts(
+            incoming.headers, path=incoming.path
+        ):
+            return errors.UNAUTHORIZED
+        return None
+
+    def request_from(self, incoming: Incoming, now: float) -> Request | ErrorAnswer:
+        """The request to relay, or what is wrong with it."""
+        route, facts = incoming.route, incoming.facts
+        if route is None:
+            msg = "only routes are relayed"
+            raise ValueError(msg)
+        pinned = None
+        if facts.pinned is not None and self.settings.allow_pinning:
+            pinned = pinned_role(facts.pinned)
+            if pinned is None:
+                return errors.BAD_PIN
+        body = incoming.take_body()
+        if route.json and not facts.encoded:
+            try:
+                info = read_info(body, pinned)
+            except BodyError as error:
+                self.metrics.reject(errors.BAD_BODY.code)
+                return errors.BAD_BODY.with_message(str(error))
+            if route.stateful and info.stateful is not None:
+                self.metrics.reject(errors.STATEFUL.code)
+                return errors.STATEFUL.with_message(
+                    f"{info.stateful}: {errors.STATEFUL.message}", info.stateful
+                )
+        else:
+            info = RequestInfo(prompt_bytes=len(body), pinned=pinned)
+        return Request(
+            facts.request_id or f"{self._id_prefix}-{next(self._ids):08x}",
+            route,
+            info,
+            body,
+            facts.forwarded,
+            now,
+            incoming.version == "1.0",
+            incoming.keep_alive,
+            self.cors_lines(facts.origin),
+        )
+
+    def cors_lines(self, origin: bytes | None) -> bytes:
+        """Header lines that let a browser of an allowed origin read the answer."""
+        if not self._origins or origin is None:
+            return b""
+        if b"*" in self._origins:
+            allowed, vary = b"*", b""
+        elif origin in self._origins:
+            allowed, vary = origin, b"vary: origin\r\n"
+        else:
+            return b"vary: origin\r\n"
+        return b"access-control-allow-origin: %b\r\naccess-control-expose-headers: *\r\n%b" % (
+            allowed,
+            vary,
+        )
+
+    def submit(self, driver: Driver) -> None:
+        """Start an exchange now, let it wait its turn, or turn it away."""
+        if not self._waiting and self.tracker.in_flight < self.settings.max_in_flight:
+            driver.start()
+        elif len(self._waiting) < self.settings.queue_size:
+            driver.queued = True
+            self._waiting.append(driver)
+        else:
+            self.metrics.reject("queue_full" if self.settings.queue_size else "max_in_flight")
+            driver.reject(errors.QUEUE_FULL)
+
+    # ------------------------------------------------------------------ hearing of them
+
+    def decided(self, driver: Driver) -> None:
+        """An exchange chose a backend, for the first time or for a replay."""
+        exchange = driver.exchange
+        decision = exchange.decision
+        if decision is None:
+            return
+        self.metrics.decided(decision.backend, decision.reason)
+        request = exchange.request
+        driver.entries.append(
+            self.decisions.add(
+                self.clock(), request.id, request.route.name, decision, replay=bool(exchange.retries)
+            )
+        )
+
+    def finished(self, driver: Driver) -> None:
+        """An exchange is over, whatever way it went."""
+        exchange = driver.exchange
+        outcome = exchange.outcome
+        if outcome is None:
+            msg = "an exchange ended without an outcome"
+            raise RuntimeError(msg)
+        decision, request, answer = exchange.decision, exchange.request, exchange.answer
+        prompt, output = exchange.usage
+        waited = (exchange.decided_at or exchange.ended_at) - request.received_at
+        done = Finished(
+            request.id, request.route.name,
+            decision.backend if decision else None, decision.reason if decision else None,
+            decision.n if decision else 0, decision.m if decision else 0,
+            decision.threshold if decision else None,
+            answer.status, outcome, exchange.scanner is not None,
+            request.received_at, exchange.decided_at, exchange.sent_at, exchange.first_byte_at,
+            exchange.ended_at, waited if driver.queued else 0.0,
+            len(request.body), answer.bytes_out, exchange.chunks, prompt, output,
+            _replay(exchange.retries), exchange.error,
+        )  # fmt: skip
+        self.metrics.finish(done)
+        for retry in exchange.retries:
+            self.metrics.retry(retry)
+        self.access_log.add(done)
+        for entry in driver.entries:
+            entry.finish(outcome, answer.status, exchange.ended_at)
+        if self._waiting:
+            if exchange.decided_at is None and driver in self._waiting:
+                self._waiting.remove(driver)  # its client left while it waited
+            self._let_in()
+
+    def _let_in(self) -> None:
+        """Places are free: start who waits, oldest first."""
+        while self._waiting and self.tracker.in_flight < self.settings.max_in_flight:
+            self._waiting.popleft().start()
+
+    # ------------------------------------------------------------------ time
+
+    def sweep(self, now: float) -> None:
+        """Let time pass for everything: connections, exchanges, the queue, pools, health."""
+        self.shared.common = b"date: %b\r\nserver: crossover\r\n" % (
+            formatdate(self._wall(), usegmt=True).encode()
+        )
+        self.health.refresh(now)
+        for connection in (*self.connections, *self.admin_connections):
+            connection.tick(now)
+        for pool in self.pools.values():
+            pool.sweep(now)
+        limit = self.settings.queue_timeout
+        while self._waiting and now - self._waiting[0].exchange.request.received_at >= limit:
+            self.metrics.reject("queue_timeout")
+            self._waiting.popleft().reject(errors.QUEUE_TIMEOUT)
+
+    def abort_all(self) -> None:
+        """The drain limit is reached: end what is left with an explicit break."""
+        for connection in list(self.connections):
+            if connection.driver is not None:
+                connection.driver.abort()
+
+
+def _replay(retries: list[Retry]) -> str | None:
+    """The last replay that was made, for the log."""
+    made = [retry for retry in retries if retry is not Retry.BUDGET_EXHAUSTED]
+    return made[-1].value if made else None

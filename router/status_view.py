@@ -1,0 +1,128 @@
+"""The admin listener's `/status`: the live objects, gathered into one typed body."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from router import __version__
+from router.admin_models import (
+    BackendItem,
+    ConnectionsItem,
+    FrontierItem,
+    PolicyItem,
+    QueueItem,
+    Requests,
+    Status,
+    TelemetryItem,
+)
+from router.exposition import frontier_in_force
+from router.frontier import Frontier
+from router.health import Health
+from router.load import ROLES, LoadSnapshot, Role
+from router.policies import policy_name
+from router.policy import FrontierPolicy
+from router.view import ConnectionCounts, RelayView
+
+Word = Literal["up", "down", "unknown"]
+_WORDS: dict[Health, Word] = {Health.UP: "up", Health.DOWN: "down", Health.UNKNOWN: "unknown"}
+_BREAKER: tuple[Literal["closed", "half_open", "open"], ...] = ("closed", "half_open", "open")
+
+
+def status_body(relay: RelayView) -> Status:
+    """The whole router at one moment."""
+    now = relay.clock()
+    snapshot = relay.tracker.snapshot(now)
+    counts = relay.connection_counts()
+    settings = relay.settings
+    return Status(
+        version=__version__,
+        uptime=round(now - relay.started_at, 3),
+        draining=relay.draining,
+        ready=relay.health.ready() and not relay.draining,
+        policy=policy_item(relay),
+        backends=[_backend(relay, role, snapshot, counts) for role in ROLES],
+        queue=QueueItem(
+            waiting=relay.waiting,
+            queue_size=settings.queue_size,
+            queue_timeout=settings.queue_timeout,
+            in_flight=relay.tracker.in_flight,
+            max_in_flight=settings.max_in_flight,
+        ),
+        client_connections=counts.client,
+        settings=settings.redacted(),
+    )
+
+
+def policy_item(relay: RelayView) -> PolicyItem:
+    """What decides, and what it remembers."""
+    now = relay.clock()
+    memory = relay.tracker.memory
+    policy = relay.policy
+    frontier = None
+    if isinstance(policy, FrontierPolicy):
+        frontier = _frontier(policy, relay.tracker.snapshot(now))
+    return PolicyItem(
+        name=policy_name(policy),
+        frontier=frontier,
+        side=memory.side,
+        side_for=None if memory.since == -math.inf else round(now - memory.since, 3),
+    )
+
+
+def _frontier(policy: FrontierPolicy, snapshot: LoadSnapshot) -> FrontierItem:
+    line: Frontier = policy.frontier
+    return FrontierItem(
+        scope=line.scope,
+        threshold=None if line.scope == "table" else _requests(line.threshold),
+        table=[_requests(value) for value in line.table],
+        in_force=_requests(frontier_in_force(line, snapshot)),
+        band=policy.band,
+        dwell=policy.dwell,
+    )
+
+
+def _requests(value: float) -> Requests:
+    return "infinity" if value == math.inf else value
+
+
+def _backend(
+    relay: RelayView, role: Role, snapshot: LoadSnapshot, counts: ConnectionCounts
+) -> BackendItem:
+    health = relay.health.status(role)
+    load = snapshot.of(role)
+    settings = relay.settings
+    return BackendItem(
+        role=role,
+        url=str(settings.speculative if role is Role.SPECULATIVE else settings.baseline),
+        usable=health.usable,
+        health=_WORDS[health.health],
+        ready=_WORDS[health.ready],
+        breaker=_BREAKER[health.breaker],
+        failures=health.failures,
+        drained=health.drained,
+        contended=load.contended,
+        in_flight=load.in_flight,
+        foreign=load.foreign,
+        concurrency=load.concurrency,
+        connections=ConnectionsItem(
+            busy=counts.backend_busy.get(role, 0), idle=counts.backend_idle.get(role, 0)
+        ),
+        telemetry=_telemetry(relay, role, snapshot),
+    )
+
+
+def _telemetry(relay: RelayView, role: Role, snapshot: LoadSnapshot) -> TelemetryItem | None:
+    told = relay.tracker.of(role).telemetry
+    if told is None:
+        return None
+    return TelemetryItem(
+        source=told.source,
+        age=round(max(0.0, snapshot.now - told.read_at), 3),
+        fresh=snapshot.of(role).fresh,
+        running=told.running,
+        queued=told.queued,
+        token_usage=told.token_usage,
+        accept_length=told.accept_length,
+        max_running=told.max_running,
+    )

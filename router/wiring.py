@@ -1,0 +1,145 @@
+"""Builds one relay and its watchers from settings: the only place that knows all the parts."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from router.auth import load_keys
+from router.backend import BackendPool
+from router.breaker import Breaker
+from router.calibration import CalibrationError, parse_calibration
+from router.explain import AccessLog, DecisionLog
+from router.health import HealthState, PairHealth
+from router.load import ROLES, LoadTracker, Role
+from router.metrics import RelayMetrics
+from router.policies import configured_policy, make_frontier
+from router.poller import AcceptPoller, TelemetryPoller, probe_client
+from router.probes import HealthProber
+from router.relay import Relay
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import httpx
+
+    from router.config import Settings
+    from router.frontier import Frontier
+    from router.logs import LineWriter
+
+READY_TIMEOUT: Final = 2.0  # seconds; `/ready` reads a flag
+
+
+def read_line(settings: Settings) -> tuple[Frontier | None, float | None, float | None]:
+    """The configured line, and the band and dwell that a calibration asks for.
+
+    Raises CalibrationError when the file is not a calibration, OSError when it cannot be read.
+    """
+    if settings.calibration is not None:
+        calibration = parse_calibration(Path(settings.calibration).read_bytes())
+        return calibration.line, calibration.switch.band, calibration.switch.dwell
+    if settings.threshold is not None:
+        return make_frontier(settings.threshold, settings.scope), None, None
+    return None, None, None
+
+
+def build_relay(
+    settings: Settings,
+    writer: LineWriter,
+    *,
+    call_later: Callable[[float, Callable[[], None]], object],
+    clock: Callable[[], float] = time.monotonic,
+) -> Relay:
+    """One relay, not yet listening. Raises CalibrationError and OSError as `read_line` does."""
+    frontier, band, dwell = read_line(settings)
+    tracker = LoadTracker(stale_after=settings.telemetry_stale)
+    health = PairHealth(
+        tracker,
+        breaker=lambda: Breaker(
+            failures=settings.breaker_failures,
+            open_for=settings.breaker_open,
+            open_max=settings.breaker_open_max,
+        ),
+        health=lambda: HealthState(
+            down_after=settings.health_down_after, up_after=settings.health_up_after
+        ),
+        cool_down=settings.cool_down,
+    )
+    return Relay(
+        settings,
+        policy=configured_policy(settings.policy, settings, frontier, band=band, dwell=dwell),
+        frontier=frontier,
+        tracker=tracker,
+        health=health,
+        pools={role: _pool(settings, role, clock) for role in ROLES},
+        metrics=RelayMetrics(),
+        decisions=DecisionLog(clock=clock),
+        access_log=AccessLog(writer, call_later=call_later, enabled=settings.access_log),
+        keys=load_keys(settings),
+        clock=clock,
+    )
+
+
+def _key(settings: Settings, role: Role) -> str | None:
+    key = settings.backend_key(role.value)
+    return key.get_secret_value() if key is not None else None
+
+
+def _url(settings: Settings, role: Role) -> str:
+    return str(settings.speculative if role is Role.SPECULATIVE else settings.baseline)
+
+
+def _pool(settings: Settings, role: Role, clock: Callable[[], float]) -> BackendPool:
+    return BackendPool(
+        role,
+        settings.speculative if role is Role.SPECULATIVE else settings.baseline,
+        key=_key(settings, role),
+        keep_alive=settings.backend_keep_alive,
+        connect_timeout=settings.connect_timeout,
+        clock=clock,
+    )
+
+
+class Watchers:
+    """The pollers and probes of both backends, each with a client of its own."""
+
+    def __init__(self, relay: Relay) -> None:
+        self.clients: list[httpx.AsyncClient] = []
+        self.pollers: dict[Role, TelemetryPoller] = {}
+        self.runs: list[AcceptPoller | TelemetryPoller | HealthProber] = []
+        for role in ROLES:
+            self._watch(relay, role)
+
+    def _client(self, settings: Settings, role: Role, timeout: float) -> httpx.AsyncClient:
+        client = probe_client(_url(settings, role), key=_key(settings, role), timeout=timeout)
+        self.clients.append(client)
+        return client
+
+    def _watch(self, relay: Relay, role: Role) -> None:
+        settings, clock = relay.settings, relay.clock
+        accept = AcceptPoller(self._client(settings, role, 2.0), clock=clock)
+        poller = TelemetryPoller(
+            role,
+            self._client(settings, role, 1.0),
+            relay.tracker,
+            interval=settings.telemetry_interval,
+            accept=accept.value,
+            clock=clock,
+        )
+        prober = HealthProber(
+            role,
+            relay.health,
+            ready_client=self._client(settings, role, READY_TIMEOUT),
+            health_client=self._client(settings, role, settings.health_timeout),
+            ready_interval=settings.ready_interval,
+            ready_timeout=READY_TIMEOUT,
+            health_interval=settings.health_interval,
+            health_timeout=settings.health_timeout,
+            clock=clock,
+        )
+        self.pollers[role] = poller
+        self.runs += [accept, poller, prober]
+
+
+__all__ = ["CalibrationError", "Watchers", "build_relay", "read_line"]
