@@ -83,7 +83,7 @@ class Emission(NamedTuple):
     finished: bool
 
 
-class Counters(msgspec.Struct, frozen=True, kw_only=True):
+class Counters(msgspec.Struct, kw_only=True):
     """Totals since the start, and what is inside now."""
 
     submitted: int = 0
@@ -123,17 +123,13 @@ class ContinuousBatch:
         self.max_queued = max_queued
         self.kv_tokens = kv_tokens
         self.prefill_batch_tokens = prefill_batch_tokens
-        self.decode_steps = 0
         self._waiting: deque[Sequence] = deque()
         self._running: dict[int, Sequence] = {}  # in order of arrival
         self._by_key: dict[int, Sequence] = {}
         self._step: Step | None = None
         self._next_key = seed
-        self._kv_used = 0
         self._kv_reserved = 0
-        self._submitted = self._refused = self._finished = self._aborted = 0
-        self._prefill_steps = self._prompt_tokens = self._output_tokens = 0
-        self._verify_calls = self._decode_tokens = 0
+        self._total = Counters()
 
     @property
     def running(self) -> int:
@@ -153,7 +149,12 @@ class ContinuousBatch:
     @property
     def kv_used(self) -> int:
         """Tokens in the KV cache."""
-        return self._kv_used
+        return self._total.kv_used
+
+    @property
+    def decode_steps(self) -> int:
+        """Decode steps since the start."""
+        return self._total.decode_steps
 
     @property
     def idle(self) -> bool:
@@ -174,14 +175,14 @@ class ContinuousBatch:
             )
         free = self.max_running - len(self._running)
         if self.max_queued is not None and len(self._waiting) - free >= self.max_queued:
-            self._refused += 1
+            self._total.refused += 1
             return None
         self._next_key += 1
         credit = self._next_key * GOLDEN_RATIO % 1
         sequence = Sequence(self._next_key, prompt_tokens, output_tokens, credit)
         self._waiting.append(sequence)
         self._by_key[sequence.key] = sequence
-        self._submitted += 1
+        self._total.submitted += 1
         return sequence
 
     def abort(self, key: int) -> bool:
@@ -193,7 +194,7 @@ class ContinuousBatch:
         if sequence is None:
             return False
         sequence.aborted = True
-        self._aborted += 1
+        self._total.aborted += 1
         if key not in self._running:
             self._waiting.remove(sequence)
         elif self._step is None:
@@ -221,10 +222,10 @@ class ContinuousBatch:
             raise RuntimeError("no step is in progress: begin one first")
         self._step = None
         if step.kind is Kind.PREFILL:
-            self._prefill_steps += 1
+            self._total.prefill_steps += 1
             emissions = self._finish_prefill(step)
         else:
-            self.decode_steps += 1
+            self._total.decode_steps += 1
             emissions = self._finish_decode(step)
         for sequence in step.sequences:
             if sequence.aborted:
@@ -232,21 +233,9 @@ class ContinuousBatch:
         return emissions
 
     def counters(self) -> Counters:
-        """Everything counted, as a frozen value."""
-        return Counters(
-            submitted=self._submitted,
-            refused=self._refused,
-            finished=self._finished,
-            aborted=self._aborted,
-            waiting=len(self._waiting),
-            running=len(self._running),
-            prefill_steps=self._prefill_steps,
-            decode_steps=self.decode_steps,
-            prompt_tokens=self._prompt_tokens,
-            output_tokens=self._output_tokens,
-            verify_calls=self._verify_calls,
-            decode_tokens=self._decode_tokens,
-            kv_used=self._kv_used,
+        """Everything counted, as a copy."""
+        return msgspec.structs.replace(
+            self._total, waiting=len(self._waiting), running=len(self._running)
         )
 
     def _admit(self) -> list[Sequence]:
@@ -264,12 +253,12 @@ class ContinuousBatch:
             self._waiting.popleft()
             self._running[sequence.key] = sequence
             self._kv_reserved += room
-            self._kv_used += sequence.prompt_tokens
+            self._total.kv_used += sequence.prompt_tokens
             admitted.append(sequence)
         return admitted
 
     def _finish_prefill(self, step: Step) -> list[Emission]:
-        self._prompt_tokens += step.prompt_tokens
+        self._total.prompt_tokens += step.prompt_tokens
         emissions = []
         for sequence in step.sequences:
             if sequence.aborted:
@@ -294,18 +283,18 @@ class ContinuousBatch:
             sequence.verify_steps += 1
             left = sequence.output_tokens - sequence.produced
             tokens = min(tokens, left)
-            self._verify_calls += 1
-            self._decode_tokens += tokens
+            self._total.verify_calls += 1
+            self._total.decode_tokens += tokens
             emissions.append(self._emit(sequence, tokens))
         return emissions
 
     def _emit(self, sequence: Sequence, tokens: int) -> Emission:
         sequence.produced += tokens
-        self._kv_used += tokens
-        self._output_tokens += tokens
+        self._total.kv_used += tokens
+        self._total.output_tokens += tokens
         finished = sequence.produced >= sequence.output_tokens
         if finished:
-            self._finished += 1
+            self._total.finished += 1
             del self._by_key[sequence.key]
             self._leave(sequence)
         return Emission(sequence.key, tokens, finished)
@@ -313,5 +302,5 @@ class ContinuousBatch:
     def _leave(self, sequence: Sequence) -> None:
         """Free what a sequence holds in the batch."""
         del self._running[sequence.key]
-        self._kv_used -= sequence.prompt_tokens + sequence.produced
+        self._total.kv_used -= sequence.prompt_tokens + sequence.produced
         self._kv_reserved -= sequence.prompt_tokens + sequence.output_tokens

@@ -129,7 +129,10 @@ class EngineApp:
             if self._refuses(exchange):
                 await exchange.reply(401, UNAUTHORIZED, JSON, ())
                 return
-            if exchange.method == "OPTIONS" and b"access-control-request-method" in exchange.headers:
+            if (
+                exchange.method == "OPTIONS"
+                and b"access-control-request-method" in exchange.headers
+            ):
                 await preflight(server, exchange)
                 return
             if path.startswith("/v1/models/"):

@@ -22,7 +22,9 @@ class Version(StrEnum):
 
 
 def engine(
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)],
+    port: Annotated[
+        int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)
+    ],
     role: Annotated[Role, typer.Option(help="Which server of the pair to be.")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     curve: Annotated[
@@ -37,7 +39,9 @@ def engine(
     ] = None,
     max_running_requests: Annotated[
         int | None,
-        typer.Option(help="Requests that run at once; more wait (default: the curve's, else 48 or 4096)."),
+        typer.Option(
+            help="Requests that run at once; more wait (default: the curve's, else 48 or 4096)."
+        ),
     ] = None,
     max_queued_requests: Annotated[
         int | None, typer.Option(help="Requests that may wait; more get a 503 (default: no limit).")
@@ -50,9 +54,13 @@ def engine(
     ] = None,
     api_key: Annotated[str | None, typer.Option(help="Ask for this key, as SGLang does.")] = None,
     model: Annotated[str, typer.Option(help="Name of the served model.")] = "sim-llama-8b",
-    context_length: Annotated[int, typer.Option(help="Tokens of prompt and output together.")] = 8192,
+    context_length: Annotated[
+        int, typer.Option(help="Tokens of prompt and output together.")
+    ] = 8192,
     seed: Annotated[int, typer.Option(help="What the answers depend on besides the prompts.")] = 0,
-    sglang_version: Annotated[Version, typer.Option(help="Whose routes to have.")] = Version.CAPTURED,
+    sglang_version: Annotated[
+        Version, typer.Option(help="Whose routes to have.")
+    ] = Version.CAPTURED,
     metrics: Annotated[bool, typer.Option(help="Serve /metrics.")] = True,
     die_on_bad_token: Annotated[
         bool, typer.Option(help="Die of a token id outside the vocabulary, as SGLang does.")

@@ -1,4 +1,4 @@
-"""The batch of a simulated server, driven by a clock, with a mailbox for each request in it.
+"""The batch of a simulated server, driven by a clock.
 
 `EngineCore.run` is the scheduler's loop: begin a step, wait as long as it takes, hand out what came
 of it. Steps follow each other from deadline to deadline, so that a late wake-up does not slow the
@@ -8,27 +8,19 @@ server down; only a machine that cannot keep up at all does.
 from __future__ import annotations
 
 import asyncio
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
 from loadtest.batching import ContinuousBatch, Kind, Sequence, Step
 from loadtest.clock import Clock
 from loadtest.engine_config import EngineConfig
+from loadtest.engine_generation import Generation
 from loadtest.gpu_share import GpuShare
 
 # How far behind its schedule a server may be and still catch up, in seconds: more than a hiccup of
 # the event loop, less than what would come out as a visible burst.
 MOST_LAG_S: Final = 0.25
-
-
-class Event(NamedTuple):
-    """News of one choice of a request: tokens number `first` up to `first + tokens`."""
-
-    index: int
-    first: int
-    tokens: int
-    finish: str | None  # finish reason, on the last event of a choice
 
 
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,75 +42,6 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     verify_calls: int = 0  # totals up to now, to take the next difference from
     decode_tokens: int = 0
     output_tokens: int = 0
-
-
-class Generation:
-    """One request inside the core: its choices and what has come of them."""
-
-    def __init__(
-        self, sequences: list[Sequence], finish: list[str], *, stream: bool, speculative: bool
-    ) -> None:
-        self.sequences = sequences
-        self.stream = stream
-        self.speculative = speculative
-        self.queued_at = 0.0
-        self.started_at = 0.0  # when its prefill began
-        self.first_token_at = 0.0
-        self.finished_at = 0.0
-        self.finish_reasons = finish
-        self.closed = False  # its client is gone, or the server ends
-        self._events: list[Event] = []
-        self._open = len(sequences)
-        self._waiter: asyncio.Future[None] | None = None
-
-    @property
-    def produced(self) -> int:
-        """Tokens of all choices so far."""
-        return sum(sequence.produced for sequence in self.sequences)
-
-    @property
-    def verify_steps(self) -> int:
-        """Decode steps that all choices took part in."""
-        return sum(sequence.verify_steps for sequence in self.sequences)
-
-    @property
-    def done(self) -> bool:
-        """Whether nothing more will come."""
-        return self.closed or not self._open
-
-    def deliver(self, index: int, tokens: int, finish: str | None) -> None:
-        """Put news into the mailbox. A request that does not stream is woken only by the last."""
-        if finish is not None:
-            self._open -= 1
-        if self.stream:
-            first = self.sequences[index].produced - tokens
-            self._events.append(Event(index, first, tokens, finish))
-        elif self._open:
-            return
-        self._wake()
-
-    def close(self) -> None:
-        """Nobody wants the rest."""
-        self.closed = True
-        self._wake()
-
-    async def news(self) -> list[Event]:
-        """What came since the last call: waits for something; empty when nothing more will come.
-
-        A reader that was slow finds the events of a choice merged into one, as a client of SGLang
-        finds several steps in one chunk.
-        """
-        while not self._events and not self.done:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        events, self._events = self._events, []
-        if self.closed:
-            return []
-        return events if len(events) <= 1 else _merged(events)
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
 
 class EngineCore:
@@ -301,15 +224,3 @@ class EngineCore:
         self._gpu.publish(0, now)
         self.report = self.gauges = LoadReport(at=now)
         self.pace = msgspec.structs.replace(self.pace, at=now, tokens_s=0.0)
-
-
-def _merged(events: list[Event]) -> list[Event]:
-    """One event for each choice, in the order of their first news."""
-    merged: dict[int, Event] = {}
-    for event in events:
-        earlier = merged.get(event.index)
-        if earlier is not None:
-            tokens = earlier.tokens + event.tokens
-            event = Event(event.index, earlier.first, tokens, event.finish)  # noqa: PLW2901
-        merged[event.index] = event
-    return list(merged.values())

@@ -137,7 +137,11 @@ def page(server: SimulatedServer) -> bytes:
         lines.append(f"sglang:{name}{{{ranks}}} {float(values.get(name, 0.0))}")
     for name, text, pair in (
         ("prompt_tokens_total", "Number of prefill tokens processed.", recorder.prompt_tokens),
-        ("generation_tokens_total", "Number of generation tokens processed.", recorder.output_tokens),
+        (
+            "generation_tokens_total",
+            "Number of generation tokens processed.",
+            recorder.output_tokens,
+        ),
         ("num_requests_total", "Number of requests processed.", recorder.requests),
     ):
         lines += _head(name, text, "counter")
@@ -149,14 +153,27 @@ def page(server: SimulatedServer) -> bytes:
     lines += _head("num_aborted_requests_total", "Number of requests aborted.", "counter")
     lines.append(f"sglang:num_aborted_requests_total{{{label}}} {float(total.aborted)}")
     for name, text, pair_of in (
-        ("time_to_first_token_seconds", "Histogram of time to first token in seconds.", recorder.ttft),
-        ("e2e_request_latency_seconds", "Histogram of End-to-end request latency in seconds", recorder.e2e),
+        (
+            "time_to_first_token_seconds",
+            "Histogram of time to first token in seconds.",
+            recorder.ttft,
+        ),
+        (
+            "e2e_request_latency_seconds",
+            "Histogram of End-to-end request latency in seconds",
+            recorder.e2e,
+        ),
     ):
         lines += _head(name, text, "histogram")
         for stream in (0, 1):
             lines += pair_of[stream].lines(f"sglang:{name}", _streaming(label, stream))
     for name, text, histogram, labels in (
-        ("inter_token_latency_seconds", "Histogram of inter-token latency in seconds.", recorder.itl, label),
+        (
+            "inter_token_latency_seconds",
+            "Histogram of inter-token latency in seconds.",
+            recorder.itl,
+            label,
+        ),
         ("queue_time_seconds", "Histogram of queueing time in seconds.", recorder.queue, ranks),
     ):
         lines += _head(name, text, "histogram")

@@ -168,8 +168,14 @@ class CompletionStream:
         counts = self._usage() if self._wanted.continuous_usage else b"null"
         reason = b"null" if finish is None else b'"' + finish.encode() + b'"'
         return [
-            text + b'","logprobs":' + logprobs + b',"finish_reason":' + reason +
-            b',"matched_stop":null}],"usage":' + counts + _END
+            text
+            + b'","logprobs":'
+            + logprobs
+            + b',"finish_reason":'
+            + reason
+            + b',"matched_stop":null}],"usage":'
+            + counts
+            + _END
         ]
 
     def ending(self, generation: Generation) -> list[bytes]:

@@ -12,20 +12,15 @@ import msgspec
 
 from loadtest.engine_config import EngineConfig
 from loadtest.engine_errors import BadToken, bad_request, invalid, missing, value_error
+from loadtest.engine_messages import Tool, forced_call, message_problems, message_tokens
 from loadtest.engine_text import Answer, count_tokens, draw
 from loadtest.engine_validation import Fields
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
-# The captured server's chat template costs 14 tokens and 3 for each message.
-TEMPLATE_TOKENS: Final = 14
-MESSAGE_TOKENS: Final = 3
 # What SGLang generates when nothing is asked for: OpenAI's 16 for completions, 128 natively.
 COMPLETION_TOKENS: Final = 16
 NATIVE_TOKENS: Final = 128
-ROLES: Final = (
-    "'system', 'assistant', 'tool', 'function', 'developer', 'latest_reminder' (case-insensitive)"
-)
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -35,13 +30,6 @@ class Choice(msgspec.Struct, frozen=True):
     output_tokens: int
     finish: str
     answer: Answer
-
-
-class Tool(msgspec.Struct, frozen=True):
-    """A function that the answer must call."""
-
-    name: str
-    arguments: str  # JSON
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,14 +57,14 @@ def chat(fields: Fields, config: EngineConfig) -> Wanted:
         fields.problems.append(missing(("body", "messages"), given))
     messages = fields.listing("messages")
     for at, message in enumerate(messages or ()):
-        fields.problems.extend(_message_problems(at, message))
+        fields.problems.extend(message_problems(at, message))
     asked = fields.integer("max_completion_tokens")
     asked = fields.integer("max_tokens") if asked is None else asked
     tokens = message_tokens(messages or [])
     wanted = _sampling(fields, config, [(tokens, prompt_bytes(messages))], asked, None)
     if not messages:
         raise bad_request("Messages cannot be empty.")
-    tool = _tool(values)
+    tool = forced_call(values)
     return msgspec.structs.replace(
         wanted,
         top_logprobs=(fields.integer("top_logprobs") or 0) if values.get("logprobs") else None,
@@ -117,12 +105,6 @@ def native(fields: Fields, config: EngineConfig) -> Wanted:
     return msgspec.structs.replace(
         wanted, stream=fields.boolean("stream"), rid=fields.string("rid"), model=config.model
     )
-
-
-def message_tokens(messages: list[Any]) -> int:
-    """Tokens of a conversation, the template's own included."""
-    words = sum(_content_words(message.get("content")) for message in messages if message)
-    return TEMPLATE_TOKENS + MESSAGE_TOKENS * len(messages) + words
 
 
 def token_count(prompt: Any, config: EngineConfig) -> int:
@@ -230,82 +212,6 @@ def _prompts(fields: Fields, prompt: Any) -> list[Any]:
         "input": prompt,
     }
     raise invalid(fields.path, [problem])
-
-
-def _content_words(content: Any) -> int:
-    if isinstance(content, str):
-        return count_tokens(content)
-    if isinstance(content, list):
-        return sum(
-            count_tokens(part["text"])
-            for part in content
-            if isinstance(part, dict) and isinstance(part.get("text"), str)
-        )
-    return 0
-
-
-def _message_problems(at: int, message: Any) -> list[dict[str, Any]]:
-    """What pydantic says of a message: it tries two models, and each has its own complaint."""
-    generic = "function-after[validate_thinking_parts_role(), ChatCompletionMessageGenericParam]"
-    user = "function-after[validate_thinking_parts_role(), ChatCompletionMessageUserParam]"
-    if not isinstance(message, dict):
-        return [
-            {
-                "type": "model_type",
-                "loc": ("body", "messages", at, model),
-                "msg": f"Input should be a valid dictionary or instance of {model[44:-1]}",
-                "input": message,
-            }
-            for model in (generic, user)
-        ]
-    if "role" not in message:
-        return [missing(("body", "messages", at, model, "role"), message) for model in (generic, user)]
-    role = message["role"]
-    known = {word.strip("'") for word in ROLES.split(" (")[0].split(", ")} | {"user"}
-    if isinstance(role, str) and role.lower() in known:
-        return []
-    return [
-        value_error(
-            ("body", "messages", at, generic, "role"), f"'role' must be one of {ROLES}.", role
-        ),
-        {
-            "type": "literal_error",
-            "loc": ("body", "messages", at, user, "role"),
-            "msg": "Input should be 'user'",
-            "input": role,
-            "ctx": {"expected": "'user'"},
-        },
-    ]
-
-
-def _tool(values: dict[str, Any]) -> Tool | None:
-    """The function that must be called: the first if any will do, or the one that is named."""
-    choice, tools = values.get("tool_choice"), values.get("tools")
-    if not isinstance(tools, list) or not tools:
-        return None
-    functions = [tool.get("function") or {} for tool in tools if isinstance(tool, dict)]
-    if isinstance(choice, dict):
-        named = (choice.get("function") or {}).get("name")
-        functions = [function for function in functions if function.get("name") == named]
-    elif choice != "required":
-        return None
-    if not functions:
-        return None
-    return tool_call(str(functions[0].get("name", "")), functions[0].get("parameters"))
-
-
-def tool_call(name: str, schema: Any) -> Tool:
-    """A call with the simplest arguments that fit the schema's required properties."""
-    samples = {"string": "two", "integer": 2, "number": 2.0, "boolean": True, "array": []}
-    properties = schema.get("properties", {}) if isinstance(schema, dict) else {}
-    required = schema.get("required", []) if isinstance(schema, dict) else []
-    arguments = {
-        key: samples.get(str(properties.get(key, {}).get("type")), {})
-        if "enum" not in properties.get(key, {})
-        else properties[key]["enum"][0]
-        for key in required
-    }
-    return Tool(name, msgspec.json.encode(arguments).decode())
 
 
 def _calling(choice: Choice, tool: Tool) -> Choice:

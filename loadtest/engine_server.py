@@ -142,9 +142,7 @@ class SimulatedServer:
         exchange.abort = None
         self.recorder.observe(wanted, generation, received, self.clock.now())
 
-    async def _stream(
-        self, exchange: Exchange, generation: Generation, renderer: Renderer
-    ) -> None:
+    async def _stream(self, exchange: Exchange, generation: Generation, renderer: Renderer) -> None:
         started = False
         while events := await generation.news():
             for event in events:

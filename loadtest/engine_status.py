@@ -183,5 +183,3 @@ def _shipped(name: str) -> dict[str, Any]:
     """A captured answer from `data/`."""
     path = resources.files("loadtest").joinpath(f"data/sglang-0.5.17/{name}.json")
     return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-
-

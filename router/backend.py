@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import ssl
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from router.framing import MAX_HEAD, ChunkedReader, FramingError, ResponseHead, parse_head
 
@@ -96,8 +96,7 @@ class BackendConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the transport."""
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is one but in name
         self.pool.open.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
