@@ -159,7 +159,9 @@ class Router:
                     await task
             await asyncio.sleep(0.005)
         fields = {"host": self.settings.host, "port": self.port, "admin_port": self.admin_port}
-        _log.info("listening on port %d, admin on port %d", self.port, self.admin_port, extra=fields)
+        _log.info(
+            "listening on port %d, admin on port %d", self.port, self.admin_port, extra=fields
+        )
 
     async def stop(self, *, now: asyncio.Event | None = None) -> None:
         """Drain and close, as the head of this file says; `now` cuts the waiting short."""
@@ -214,7 +216,7 @@ class Router:
             try:
                 self.relay.metrics.log_lines_dropped = self.writer.dropped
                 self.relay.sweep(self.relay.clock())
-            except Exception:
+            except Exception:  # noqa: BLE001 (time must go on)
                 _log.exception("sweep")
 
 
@@ -267,10 +269,10 @@ def serve(settings: Settings) -> int:
     try:
         return uvloop.run(_serve(settings, writer))
     except BindError as error:
-        print(f"crossover: {error}", file=sys.stderr)
+        sys.stderr.write(f"crossover: {error}\n")
         return EXIT_CANNOT_BIND
     except (CalibrationError, OSError) as error:
-        print(f"crossover: calibration {settings.calibration}: {error}", file=sys.stderr)
+        sys.stderr.write(f"crossover: calibration {settings.calibration}: {error}\n")
         return EXIT_CONFIGURATION
     finally:
         writer.close()

@@ -178,10 +178,7 @@ class BackendConnection(asyncio.Protocol):
         reader = self._reader
         payloads = reader.feed(data)
         if payloads:
-            if reader.plain and not reader.done:
-                framed = data
-            else:
-                framed = b""
+            framed = data if reader.plain and not reader.done else b""
             payload = payloads[0] if len(payloads) == 1 else b"".join(payloads)
             driver.backend_payload(payload, framed, len(payloads))
         if reader.done and self.driver is driver:
@@ -226,7 +223,9 @@ class BackendPool:
         self.idle: list[BackendConnection] = []
         self.open: set[BackendConnection] = set()
         self._key = f"authorization: Bearer {key}\r\n".encode() if key else b""
-        self._tls = tls if tls is not None or url.scheme != "https" else ssl.create_default_context()
+        self._tls = (
+            tls if tls is not None or url.scheme != "https" else ssl.create_default_context()
+        )
         self._clock = clock
         self._heads: dict[Route, bytes] = {}
 

@@ -76,7 +76,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     switch: Switch = Switch()
     curves: Curves | None = None
     interval: tuple[float, float] | None = None  # of the crossover, requests
-    fingerprint: dict[str, str | int | float | bool | None] = {}  # noqa: RUF012 (copied by msgspec)
+    fingerprint: dict[str, str | int | float | bool | None] = {}
     created: str | None = None
     command: str | None = None
     note: str | None = None
@@ -85,15 +85,13 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def line(self) -> Frontier:
         """The frontier to decide with. Raises CalibrationError when it is not one."""
         written = self.frontier
+        if (written.threshold is None) is not (written.scope == "table"):
+            msg = f"frontier: scope {written.scope} and its threshold or table do not go together"
+            raise CalibrationError(msg)
         try:
-            if written.scope == "table":
+            if written.threshold is None:
                 return Frontier.from_table(tuple(_number(v) for v in written.table))
-            if written.threshold is None or written.table:
-                msg = f"frontier: scope {written.scope} takes a threshold and no table"
-                raise CalibrationError(msg)
             return Frontier(written.scope, _number(written.threshold))
-        except CalibrationError:
-            raise
         except ValueError as error:
             msg = f"frontier: {error}"
             raise CalibrationError(msg) from error

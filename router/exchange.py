@@ -26,10 +26,10 @@ from __future__ import annotations
 
 from router import errors
 from router.actions import Action, Actions, Do, Open, Sample, Write
+from router.breaker import Outcome as Verdict
 from router.errors import ErrorAnswer
 from router.exchange_core import ANSWERING, NOTHING, REFUSALS, ExchangeCore, State
 from router.framing import ResponseHead
-from router.breaker import Outcome as Verdict
 from router.metrics import Outcome, Retry
 from router.policy import Reason
 from router.sse import SseScanner, usage_of

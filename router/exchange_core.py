@@ -9,12 +9,11 @@ from __future__ import annotations
 import enum
 from typing import Final
 
-from router import errors
 from router.actions import Actions, Do, Finish, Open, Request, Sample, Shared, Write
 from router.answer import Answer
+from router.breaker import Outcome as Verdict
 from router.errors import ErrorAnswer
 from router.framing import ResponseHead
-from router.breaker import Outcome as Verdict
 from router.load import Lease, Role
 from router.metrics import Outcome, Retry
 from router.policy import Decision, Reason

@@ -100,7 +100,7 @@ class RelayProtocol(ReceivingProtocol):
         try:
             while self.queue and self.phase is not Phase.BUSY and self.phase is not Phase.CLOSING:
                 self._start(self.queue.popleft())
-        except Exception:
+        except Exception:  # noqa: BLE001 (the connection must go on)
             _log.exception("request")
             self._fail()
         finally:
@@ -230,7 +230,9 @@ class RelayProtocol(ReceivingProtocol):
         elif self.phase is Phase.CLOSING:
             if spent > (settings.write_timeout if self.transport.is_closing() else LINGER):
                 self.transport.abort()
-        elif spent > (settings.header_timeout if self.phase is Phase.HEAD else settings.body_timeout):
+        elif spent > (
+            settings.header_timeout if self.phase is Phase.HEAD else settings.body_timeout
+        ):
             if self.incoming is None:
                 self._close()  # it never said a word
             else:

@@ -20,6 +20,7 @@ running, so each arrival finds C - 1, and n + m < C lets exactly C run.
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Literal
 
@@ -45,7 +46,7 @@ class Frontier(msgspec.Struct, frozen=True):
         if any(math.isnan(v) or v < 0 for v in values):
             msg = f"a frontier has no negative or undefined values: {values}"
             raise ValueError(msg)
-        steps = [b - a for a, b in zip(values, values[1:], strict=False) if a != b]
+        steps = [b - a for a, b in itertools.pairwise(values) if a != b]
         if any(s > 0 for s in steps) and any(s < 0 for s in steps):
             msg = "a frontier either never rises or never falls"
             raise ValueError(msg)

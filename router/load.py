@@ -130,8 +130,7 @@ class PeakWindow:
         """Note that the counter now has this value."""
         at = self._roll(now)
         self._value = value
-        if value > self._peaks[at]:
-            self._peaks[at] = value
+        self._peaks[at] = max(self._peaks[at], value)
 
     def since(self, then: float, now: float) -> int:
         """The largest value between `then` and `now`; `then` is clipped to the window."""

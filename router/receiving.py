@@ -129,7 +129,7 @@ class ReceivingProtocol(HttpToolsProtocol):
                 self._say_continue()
             if self.phase is Phase.HEAD:
                 self._enter(Phase.BODY)
-        except Exception:
+        except Exception:  # noqa: BLE001 (see above)
             _log.exception("request head")
             self._refuse(errors.INTERNAL)
 

@@ -56,7 +56,7 @@ def rules_from(settings: Settings) -> Rules:
 class Relay:
     """Owns the shared state of one router process. All of it belongs to the event loop."""
 
-    def __init__(  # noqa: PLR0913 (everything it works with is handed in, nothing is looked up)
+    def __init__(
         self,
         settings: Settings,
         *,
@@ -221,7 +221,11 @@ class Relay:
         request = exchange.request
         driver.entries.append(
             self.decisions.add(
-                self.clock(), request.id, request.route.name, decision, replay=bool(exchange.retries)
+                self.clock(),
+                request.id,
+                request.route.name,
+                decision,
+                replay=bool(exchange.retries),
             )
         )
 

@@ -85,7 +85,7 @@ def test_unknown_flag() -> None:
 
 def test_every_setting_is_a_flag() -> None:
     """The help of serve names every setting, under the title of its group."""
-    result = CliRunner().invoke(app, ["serve", "--help"])
+    result = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "160"})
     assert result.exit_code == 0
     for name in Settings.model_fields:
         assert f"--{name.replace('_', '-')}" in result.stdout
