@@ -46,16 +46,6 @@ class Kind(enum.Enum):
 class Sequence:
     """One request (or one of its `n` choices) inside the server. Only this module changes it."""
 
-    __slots__ = (
-        "aborted",
-        "credit",
-        "key",
-        "output_tokens",
-        "produced",
-        "prompt_tokens",
-        "verify_steps",
-    )
-
     def __init__(self, key: int, prompt_tokens: int, output_tokens: int, credit: float) -> None:
         self.key = key
         self.prompt_tokens = prompt_tokens
@@ -114,10 +104,8 @@ class ContinuousBatch:
         prefill_batch_tokens: int = PREFILL_BATCH_TOKENS,
         seed: int = 0,
     ) -> None:
-        if max_running < 1:
-            raise ValueError(f"max_running is at least 1, got {max_running}")
-        if max_queued is not None and max_queued < 0:
-            raise ValueError(f"max_queued is at least 0, got {max_queued}")
+        if max_running < 1 or (max_queued is not None and max_queued < 0):
+            raise ValueError(f"no batch with max_running={max_running}, max_queued={max_queued}")
         self.curve = curve
         self.max_running = max_running
         self.max_queued = max_queued

@@ -8,20 +8,19 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple
 
+from loadtest import engine_anthropic, engine_native
+from loadtest import engine_routes as generating
 from loadtest.engine_errors import (
     NOT_ALLOWED,
     NOT_FOUND,
     UNAUTHORIZED,
     BadToken,
     Refusal,
-    bad_request,
     wrong_content_type,
 )
 from loadtest.engine_http import JSON, VARY, Exchange
 from loadtest.engine_loads import get_load, v1_loads
-from loadtest.engine_openai import ChatStream, CompletionStream, chat_body, completion_body
-from loadtest.engine_request import chat, completion
-from loadtest.engine_server import Dialect, SimulatedServer
+from loadtest.engine_server import SimulatedServer
 from loadtest.engine_status import (
     abort_request,
     flush_cache,
@@ -35,14 +34,11 @@ from loadtest.engine_status import (
     root,
     server_info,
 )
-from loadtest.engine_validation import parse_object
 
 Handler = Callable[[SimulatedServer, Exchange], Awaitable[None]]
 
 OPEN_PATHS: Final = ("/health", "/ready", "/metrics")  # no key is needed for these
 MODEL_PATH: Final = "/v1/models/{model:path}"
-CHAT_DIALECT: Final = Dialect(ChatStream, chat_body)
-COMPLETION_DIALECT: Final = Dialect(CompletionStream, completion_body)
 
 
 class Route(NamedTuple):
@@ -50,27 +46,7 @@ class Route(NamedTuple):
 
     handler: Handler
     takes_json: bool = False  # and refuses anything that does not call itself JSON
-
-
-async def chat_completions(server: SimulatedServer, exchange: Exchange) -> None:
-    """`/v1/chat/completions`."""
-    wanted = chat(parse_object(exchange.path, exchange.body), server.config)
-    await server.generate(exchange, wanted, CHAT_DIALECT)
-
-
-async def completions(server: SimulatedServer, exchange: Exchange) -> None:
-    """`/v1/completions`."""
-    wanted = completion(parse_object(exchange.path, exchange.body), server.config)
-    await server.generate(exchange, wanted, COMPLETION_DIALECT)
-
-
-async def embeddings(_: SimulatedServer, exchange: Exchange) -> None:
-    """`/v1/embeddings`, which a generating model does not serve."""
-    parse_object(exchange.path, exchange.body)
-    raise bad_request(
-        "This model does not appear to be an embedding model by default. Please add"
-        " `--is-embedding` when launching the server or try another model."
-    )
+    error_body: Callable[[Refusal], bytes] = Refusal.body
 
 
 def routes(server: SimulatedServer) -> dict[str, dict[str, Route]]:
@@ -88,6 +64,7 @@ def routes(server: SimulatedServer) -> dict[str, dict[str, Route]]:
         "/get_server_info": server_info,
         "/model_info": model_info,
         "/get_model_info": model_info,
+        "/api/tags": generating.ollama_tags,
     }
     if config.has_ready:
         get["/ready"] = ready
@@ -95,15 +72,27 @@ def routes(server: SimulatedServer) -> dict[str, dict[str, Route]]:
         get["/get_load"] = get_load
     if config.metrics:
         get["/metrics"] = metrics
-    post: dict[str, Handler] = {
-        "/v1/chat/completions": chat_completions,
-        "/invocations": chat_completions,
-        "/v1/completions": completions,
-        "/v1/embeddings": embeddings,
+    post: dict[str, tuple[Handler, Callable[[Refusal], bytes]]] = {
+        "/v1/chat/completions": (generating.chat_completions, Refusal.body),
+        "/invocations": (generating.chat_completions, Refusal.body),
+        "/v1/completions": (generating.completions, Refusal.body),
+        "/v1/embeddings": (generating.embeddings, Refusal.body),
+        "/v1/messages": (generating.messages, engine_anthropic.error_body),
+        "/v1/messages/count_tokens": (generating.count_tokens, engine_anthropic.error_body),
+        "/generate": (generating.native_generate, engine_native.error_body),
+        "/api/chat": (generating.ollama_chat, Refusal.body),
+        "/api/generate": (generating.ollama_generate, Refusal.body),
+        "/api/show": (generating.ollama_show, Refusal.body),
+        "/v1/tokenize": (generating.tokenize, Refusal.body),
+        "/tokenize": (generating.tokenize, Refusal.body),
+        "/v1/detokenize": (generating.detokenize, Refusal.body),
+        "/detokenize": (generating.detokenize, Refusal.body),
     }
     table = {path: {"GET": Route(handler)} for path, handler in get.items()}
     table["/"]["HEAD"] = Route(root)
-    table |= {path: {"POST": Route(handler, takes_json=True)} for path, handler in post.items()}
+    for path, (handler, error_body) in post.items():
+        table[path] = {"POST": Route(handler, takes_json=True, error_body=error_body)}
+    table["/generate"]["PUT"] = table["/generate"]["POST"]
     for path, handler in (("/flush_cache", flush_cache), ("/abort_request", abort_request)):
         table[path] = {"GET": Route(handler), "POST": Route(handler)}
     return table
@@ -159,7 +148,7 @@ class EngineApp:
                 raise wrong_content_type()
             await route.handler(self._server, exchange)
         except Refusal as refusal:
-            await exchange.reply(refusal.status, refusal.body())
+            await exchange.reply(refusal.status, route.error_body(refusal))
         except BadToken:
             await self._server.die(exchange)
 

@@ -21,60 +21,61 @@ class Version(StrEnum):
     NEWER = "0.5.23"
 
 
+Port = Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)]
+RoleOption = Annotated[Role, typer.Option("--role", help="Which server of the pair to be.")]
+Host = Annotated[str, typer.Option(help="Address to listen on.")]
+CurveName = Annotated[
+    str | None,
+    typer.Option(help=f"A curve or sweep file, or {' or '.join(PAIRS)}.", metavar="FILE|PAIR"),
+]
+AcceptLength = Annotated[
+    float | None, typer.Option(help="Tokens per step when speculating (default: the curve's).")
+]
+MaxRunning = Annotated[
+    int | None,
+    typer.Option(help="Requests that run at once (default: the curve's, else 48 or 4096)."),
+]
+MaxQueued = Annotated[
+    int | None, typer.Option(help="Requests that may wait; more get a 503 (default: no limit).")
+]
+TimeScale = Annotated[float, typer.Option(help="Everything takes this many times as long.")]
+GpuLock = Annotated[
+    Path | None, typer.Option(help="A file through which servers share one simulated GPU.")
+]
+ApiKey = Annotated[str | None, typer.Option(help="Ask for this key, as SGLang does.")]
+Model = Annotated[str, typer.Option(help="Name of the served model.")]
+ContextLength = Annotated[int, typer.Option(help="Tokens of prompt and output together.")]
+Seed = Annotated[int, typer.Option(help="What the answers depend on besides the prompts.")]
+SglangVersion = Annotated[Version, typer.Option(help="Whose routes to have.")]
+Metrics = Annotated[bool, typer.Option(help="Serve /metrics.")]
+Die = Annotated[bool, typer.Option(help="Die of a token id that the model does not have.")]
+HealthSeconds = Annotated[float, typer.Option(help="How long /health takes.", min=0)]
+ShutdownPoll = Annotated[
+    float, typer.Option(help="After SIGTERM, seconds between looks for the end.", min=0.01)
+]
+
+
 def engine(
-    port: Annotated[
-        int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)
-    ],
-    role: Annotated[Role, typer.Option(help="Which server of the pair to be.")],
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    curve: Annotated[
-        str | None,
-        typer.Option(
-            help=f"A curve or sweep file, or a shipped pair ({', '.join(PAIRS)}).",
-            metavar="FILE|PAIR",
-        ),
-    ] = None,
-    accept_length: Annotated[
-        float | None, typer.Option(help="Tokens per step when speculating (default: the curve's).")
-    ] = None,
-    max_running_requests: Annotated[
-        int | None,
-        typer.Option(
-            help="Requests that run at once; more wait (default: the curve's, else 48 or 4096)."
-        ),
-    ] = None,
-    max_queued_requests: Annotated[
-        int | None, typer.Option(help="Requests that may wait; more get a 503 (default: no limit).")
-    ] = None,
-    time_scale: Annotated[
-        float, typer.Option(help="Makes everything take this many times as long.")
-    ] = 1.0,
-    gpu_lock: Annotated[
-        Path | None, typer.Option(help="A file through which servers share one simulated GPU.")
-    ] = None,
-    api_key: Annotated[str | None, typer.Option(help="Ask for this key, as SGLang does.")] = None,
-    model: Annotated[str, typer.Option(help="Name of the served model.")] = "sim-llama-8b",
-    context_length: Annotated[
-        int, typer.Option(help="Tokens of prompt and output together.")
-    ] = 8192,
-    seed: Annotated[int, typer.Option(help="What the answers depend on besides the prompts.")] = 0,
-    sglang_version: Annotated[
-        Version, typer.Option(help="Whose routes to have.")
-    ] = Version.CAPTURED,
-    metrics: Annotated[bool, typer.Option(help="Serve /metrics.")] = True,
-    die_on_bad_token: Annotated[
-        bool, typer.Option(help="Die of a token id outside the vocabulary, as SGLang does.")
-    ] = True,
-    health_seconds: Annotated[float, typer.Option(help="How long /health takes.", min=0)] = 1.0,
-    shutdown_poll: Annotated[
-        float, typer.Option(help="Seconds between looks for the end after SIGTERM.", min=0.01)
-    ] = 5.0,
+    port: Port,
+    role: RoleOption,
+    host: Host = "127.0.0.1",
+    curve: CurveName = None,
+    accept_length: AcceptLength = None,
+    max_running_requests: MaxRunning = None,
+    max_queued_requests: MaxQueued = None,
+    time_scale: TimeScale = 1.0,
+    gpu_lock: GpuLock = None,
+    api_key: ApiKey = None,
+    model: Model = "sim-llama-8b",
+    context_length: ContextLength = 8192,
+    seed: Seed = 0,
+    sglang_version: SglangVersion = Version.CAPTURED,
+    metrics: Metrics = True,
+    die_on_bad_token: Die = True,
+    health_seconds: HealthSeconds = 1.0,
+    shutdown_poll: ShutdownPoll = 5.0,
 ) -> None:
     """Run a simulated SGLang server with the speed of a measured or planted one."""
-    import uvloop
-
-    from loadtest.engine import serve
-
     try:
         config = EngineConfig(
             role=role,
@@ -95,13 +96,22 @@ def engine(
             health_s=health_seconds,
             shutdown_poll_s=shutdown_poll,
         )
-        code = uvloop.run(serve(config, host, port))
+        _run(config, host, port)
     except (ConfigError, CurveError) as error:
         raise typer.BadParameter(str(error)) from error
+
+
+def _run(config: EngineConfig, host: str, port: int) -> None:
+    import uvloop
+
+    from loadtest.engine import serve
+
+    try:
+        code = uvloop.run(serve(config, host, port))
     except OSError as error:
         raise typer.BadParameter(
-            f"cannot listen on {host}:{port} or use the GPU file: {error.strerror or error};"
-            " choose another --port, --host or --gpu-lock"
+            f"cannot listen on {host}:{port} or use the GPU file: {error}."
+            " Choose another --port, --host or --gpu-lock"
         ) from error
     raise typer.Exit(code)
 

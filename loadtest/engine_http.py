@@ -48,7 +48,7 @@ class Exchange:
         self.path: str = scope["path"]
         self.query: bytes = scope["query_string"]
         self.raw_headers: list[tuple[bytes, bytes]] = scope["headers"]
-        self.headers = {name: value for name, value in self.raw_headers}  # noqa: C416
+        self.headers: dict[bytes, bytes] = dict(self.raw_headers)
         self.body = b""
         self.status: int | None = None
         self.gone = False

@@ -7,21 +7,29 @@ from typing import Any, Final
 from urllib.parse import parse_qs
 
 from loadtest.engine_http import Exchange
+from loadtest.engine_metrics import DRAFT_STEPS
 from loadtest.engine_server import SimulatedServer
 
-SECTIONS: Final = ("core", "memory", "spec", "lora", "disagg", "queues", "all")
+# What `include` may name, and the section that it means.
+SECTIONS: Final = {
+    "memory": "memory",
+    "spec": "speculative",
+    "lora": "lora",
+    "disagg": "disaggregation",
+    "queues": "queues",
+}
+NAMES: Final = ("core", *SECTIONS, "all")
 PROMETHEUS: Final = b"text/plain; version=0.0.4; charset=utf-8"
 PREFIXES: Final = {"speculative": "spec", "disaggregation": "disagg"}
-DRAFT_STEPS: Final = 3
 
 
 async def v1_loads(server: SimulatedServer, exchange: Exchange) -> None:
     """`/v1/loads?include=…&format=…`."""
     query = parse_qs(exchange.query.decode("latin-1"))
     include = [part.strip() for value in query.get("include", []) for part in value.split(",")]
-    wrong = sorted(set(include) - set(SECTIONS))
+    wrong = sorted(set(include) - set(NAMES))
     if wrong:
-        detail = f"Invalid include sections: {', '.join(wrong)}. Valid: {', '.join(SECTIONS)}"
+        detail = f"Invalid include sections: {', '.join(wrong)}. Valid: {', '.join(NAMES)}"
         await exchange.reply_json(400, {"detail": detail})
         return
     load = one_load(server, set(include) or {"all"})
@@ -62,7 +70,6 @@ def one_load(server: SimulatedServer, include: set[str]) -> dict[str, Any]:
     """One entry of `loads`. Sections appear when asked for, `spec` only once it was used."""
     core, config = server.core, server.config
     report, total = core.load(), core.batch.counters()
-    everything = "all" in include
     used, waiting = report.used_tokens, report.waiting_tokens
     load: dict[str, Any] = {
         "timestamp": server.wall(report.at),
@@ -90,39 +97,45 @@ def one_load(server: SimulatedServer, include: set[str]) -> dict[str, Any]:
         # Its length and type are imitated; the meaning of the numbers is not known to us.
         "decode_moments": [float(total.decode_steps), float(total.verify_calls), *[0.0] * 4],
     }
-    if everything or "memory" in include:
-        load["memory"] = {
+    sections = _sections(server)
+    wanted = {SECTIONS[name] for name in include if name in SECTIONS}
+    return load | {
+        name: section for name, section in sections.items() if "all" in include or name in wanted
+    }
+
+
+def _sections(server: SimulatedServer) -> dict[str, dict[str, Any]]:
+    """The optional sections in their order; `speculative` appears once something was decoded."""
+    core, config = server.core, server.config
+    report, total = core.load(), core.batch.counters()
+    sections: dict[str, dict[str, Any]] = {
+        "memory": {
             "weight_gb": 14.977,
             "kv_cache_gb": 16.0,
             "graph_gb": 0.979 if config.speculates else 0.307,
             "token_capacity": config.max_total_tokens,
         }
-    if (everything or "spec" in include) and config.speculates and core.pace.verify_calls:
-        length = total.decode_tokens / total.verify_calls
-        load["speculative"] = {
-            "accept_length": length,
+    }
+    if config.speculates and core.pace.verify_calls:
+        sections["speculative"] = {
+            "accept_length": total.decode_tokens / total.verify_calls,
             "accept_rate": (core.pace.accept_length - 1) / DRAFT_STEPS if config.metrics else 0.0,
         }
-    if everything or "disagg" in include:
-        load["disaggregation"] = {
-            "mode": "null",
-            "prefill_bootstrap_queue_reqs": 0,
-            "prefill_inflight_queue_reqs": 0,
-            "decode_prealloc_queue_reqs": 0,
-            "decode_transfer_queue_reqs": 0,
-            "decode_retracted_queue_reqs": 0,
-            "kv_transfer_speed_gb_s": 0.0,
-            "kv_transfer_latency_ms": 0.0,
-        }
-    if everything or "queues" in include:
-        load["queues"] = {
-            "waiting": report.waiting,
-            "grammar": 0,
-            "paused": 0,
-            "retracted": 0,
-            "prealloc_ready": 0,
-        }
-    return load
+    sections["disaggregation"] = {
+        "mode": "null",
+        "prefill_bootstrap_queue_reqs": 0,
+        "prefill_inflight_queue_reqs": 0,
+        "decode_prealloc_queue_reqs": 0,
+        "decode_transfer_queue_reqs": 0,
+        "decode_retracted_queue_reqs": 0,
+        "kv_transfer_speed_gb_s": 0.0,
+        "kv_transfer_latency_ms": 0.0,
+    }
+    waiting = report.waiting
+    sections["queues"] = {"waiting": waiting} | dict.fromkeys(
+        ("grammar", "paused", "retracted", "prealloc_ready"), 0
+    )
+    return sections
 
 
 def prometheus(load: dict[str, Any]) -> bytes:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import bisect
 from typing import TYPE_CHECKING, Final
 
-from loadtest.engine_core import Generation
+from loadtest.engine_generation import Generation
 from loadtest.engine_request import Wanted
 
 if TYPE_CHECKING:
     from loadtest.engine_server import SimulatedServer
 
+DRAFT_STEPS: Final = 3
 TTFT_BUCKETS: Final = (
     0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 20.0, 40.0, 60.0, 80.0, 100.0, 200.0,
     400.0,
@@ -26,10 +27,54 @@ ITL_BUCKETS: Final = (
     0.4, 0.6, 0.8, 1.0, 2.0, 4.0, 6.0, 8.0,
 )  # fmt: skip
 QUEUE_BUCKETS: Final = (
-    0.0, 0.001, 0.002, 0.003, 0.004, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7,
-    0.8, 0.9, 1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 100.0, 200.0, 300.0, 400.0,
-    500.0, 1000.0, 2000.0, 3000.0,
+    0.0, 0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 15.0, 20.0, 30.0,
+    40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 100.0, 200.0, 300.0, 400.0, 500.0, 600.0, 700.0, 800.0,
+    900.0, 1000.0, 1200.0, 1400.0, 1600.0, 1800.0, 2000.0, 2500.0, 3000.0,
 )  # fmt: skip
+ACCEPT_LENGTH_HELP: Final = (
+    "Mean acceptance length of speculative decoding (accepted drafts + bonus token per forward)."
+)
+# Name, type and help of everything on the page.
+HELP: Final = {
+    "num_running_reqs": ("gauge", "The number of running requests."),
+    "num_queue_reqs": ("gauge", "The number of requests in the waiting queue."),
+    "num_grammar_queue_reqs": ("gauge", "The number of requests in the grammar waiting queue."),
+    "gen_throughput": ("gauge", "The generation throughput (token/s)."),
+    "cache_hit_rate": ("gauge", "The prefix cache hit rate."),
+    "token_usage": ("gauge", "The token usage."),
+    "num_used_tokens": ("gauge", "The number of used tokens."),
+    "max_total_num_tokens": ("gauge", "Maximum total number of tokens in the KV cache pool."),
+    "utilization": ("gauge", "The utilization."),
+    "spec_accept_length": ("gauge", ACCEPT_LENGTH_HELP),
+    "spec_accept_rate": (
+        "gauge",
+        "Speculative acceptance rate (`accepted drafts / proposed drafts` in batch).",
+    ),
+    "spec_num_steps": ("gauge", "Currently active speculative_num_steps."),
+    "spec_num_draft_tokens": (
+        "gauge",
+        "Currently active speculative_num_draft_tokens (decouples from steps under topk>1).",
+    ),
+    "context_len": ("gauge", "Maximum context length."),
+    "page_size": ("gauge", "KV cache page size in tokens."),
+    "prompt_tokens_total": ("counter", "Number of prefill tokens processed."),
+    "generation_tokens_total": ("counter", "Number of generation tokens processed."),
+    "num_requests_total": ("counter", "Number of requests processed."),
+    "spec_verify_calls_total": ("counter", "Number of speculative decoding verification calls."),
+    "num_aborted_requests_total": ("counter", "Number of requests aborted."),
+    "time_to_first_token_seconds": ("histogram", "Histogram of time to first token in seconds."),
+    "e2e_request_latency_seconds": (
+        "histogram",
+        "Histogram of End-to-end request latency in seconds",
+    ),
+    "inter_token_latency_seconds": ("histogram", "Histogram of inter-token latency in seconds."),
+    "queue_time_seconds": ("histogram", "Histogram of queueing time in seconds."),
+    "http_requests_total": ("counter", "Total number of HTTP requests by endpoint and method"),
+    "http_responses_total": (
+        "counter",
+        "Total number of HTTP responses by endpoint and status code",
+    ),
+}
 
 
 class Histogram:
@@ -91,115 +136,79 @@ class Recorder:
             self.itl.observe((end - first) * len(generation.sequences) / gaps, gaps)
 
 
-GAUGES: Final = (
-    ("num_running_reqs", "The number of running requests."),
-    ("num_queue_reqs", "The number of requests in the waiting queue."),
-    ("num_grammar_queue_reqs", "The number of requests in the grammar waiting queue."),
-    ("gen_throughput", "The generation throughput (token/s)."),
-    ("cache_hit_rate", "The prefix cache hit rate."),
-    ("token_usage", "The token usage."),
-    ("num_used_tokens", "The number of used tokens."),
-    ("max_total_num_tokens", "Maximum total number of tokens in the KV cache pool."),
-    ("utilization", "The utilization."),
-    ("spec_accept_length", "The average acceptance length of speculative decoding."),
-    ("spec_accept_rate", "The average acceptance rate of speculative decoding."),
-    ("spec_num_steps", "Active number of speculative steps."),
-    ("spec_num_draft_tokens", "Active number of speculative draft tokens."),
-    ("context_len", "Model context length."),
-    ("page_size", "KV cache page size."),
-)
-
-
 def page(server: SimulatedServer) -> bytes:
     """The whole page."""
-    config, core, recorder = server.config, server.core, server.recorder
-    label = f'engine_type="unified",model_name="{config.model}"'
+    recorder, total = server.recorder, server.core.batch.counters()
+    label = f'engine_type="unified",model_name="{server.config.model}"'
     ranks = f'{label},moe_ep_rank="0",pp_rank="0",tp_rank="0"'
-    report, pace, total = core.gauges, core.pace, core.batch.counters()
-    spec = config.speculates
-    values: dict[str, float] = {
-        "num_running_reqs": report.running,
-        "num_queue_reqs": report.waiting,
-        "gen_throughput": pace.tokens_s,
-        "token_usage": round(report.used_tokens / config.max_total_tokens, 2),
-        "num_used_tokens": report.used_tokens,
-        "max_total_num_tokens": config.max_total_tokens,
-        "spec_accept_length": pace.accept_length if spec else 0.0,
-        "spec_accept_rate": max(0.0, (pace.accept_length - 1) / 3) if spec else 0.0,
-        "spec_num_steps": 3 if spec else 0,
-        "spec_num_draft_tokens": 4 if spec else 0,
-        "context_len": config.context_length,
-        "page_size": 1,
-    }
+    streams = [
+        f'engine_type="unified",is_streaming="{word}",model_name="{server.config.model}"'
+        for word in ("false", "true")
+    ]
     lines = []
-    for name, text in GAUGES:
-        lines += _head(name, text, "gauge")
-        lines.append(f"sglang:{name}{{{ranks}}} {float(values.get(name, 0.0))}")
-    for name, text, pair in (
-        ("prompt_tokens_total", "Number of prefill tokens processed.", recorder.prompt_tokens),
-        (
-            "generation_tokens_total",
-            "Number of generation tokens processed.",
-            recorder.output_tokens,
-        ),
-        ("num_requests_total", "Number of requests processed.", recorder.requests),
+    for name, value in _gauges(server).items():
+        lines += [*_head(name), _sample(name, ranks, value)]
+    for name, pair in (
+        ("prompt_tokens_total", recorder.prompt_tokens),
+        ("generation_tokens_total", recorder.output_tokens),
+        ("num_requests_total", recorder.requests),
     ):
-        lines += _head(name, text, "counter")
-        for stream in (0, 1):
-            lines.append(f"sglang:{name}{{{_streaming(label, stream)}}} {float(pair[stream])}")
-    if spec:
-        lines += _head("spec_verify_calls_total", "Number of speculative verify calls.", "counter")
-        lines.append(f"sglang:spec_verify_calls_total{{{label}}} {float(total.verify_calls)}")
-    lines += _head("num_aborted_requests_total", "Number of requests aborted.", "counter")
-    lines.append(f"sglang:num_aborted_requests_total{{{label}}} {float(total.aborted)}")
-    for name, text, pair_of in (
-        (
-            "time_to_first_token_seconds",
-            "Histogram of time to first token in seconds.",
-            recorder.ttft,
-        ),
-        (
-            "e2e_request_latency_seconds",
-            "Histogram of End-to-end request latency in seconds",
-            recorder.e2e,
-        ),
+        lines += _head(name)
+        lines += [_sample(name, labels, n) for labels, n in zip(streams, pair, strict=True)]
+    counters = {"num_aborted_requests_total": total.aborted}
+    if server.config.speculates:
+        counters["spec_verify_calls_total"] = total.verify_calls
+    for name, count in counters.items():
+        lines += [*_head(name), _sample(name, label, count)]
+    for name, histograms in (
+        ("time_to_first_token_seconds", zip(streams, recorder.ttft, strict=True)),
+        ("e2e_request_latency_seconds", zip(streams, recorder.e2e, strict=True)),
+        ("inter_token_latency_seconds", [(label, recorder.itl)]),
+        ("queue_time_seconds", [(ranks, recorder.queue)]),
     ):
-        lines += _head(name, text, "histogram")
-        for stream in (0, 1):
-            lines += pair_of[stream].lines(f"sglang:{name}", _streaming(label, stream))
-    for name, text, histogram, labels in (
-        (
-            "inter_token_latency_seconds",
-            "Histogram of inter-token latency in seconds.",
-            recorder.itl,
-            label,
-        ),
-        ("queue_time_seconds", "Histogram of queueing time in seconds.", recorder.queue, ranks),
-    ):
-        lines += _head(name, text, "histogram")
-        lines += histogram.lines(f"sglang:{name}", labels)
+        lines += _head(name)
+        for labels, histogram in histograms:
+            lines += histogram.lines(f"sglang:{name}", labels)
     return ("\n".join([*lines, *_http(server)]) + "\n").encode()
 
 
+def _gauges(server: SimulatedServer) -> dict[str, float]:
+    config, core = server.config, server.core
+    report, pace, spec = core.gauges, core.pace, config.speculates
+    return {
+        "num_running_reqs": report.running,
+        "num_queue_reqs": report.waiting,
+        "num_grammar_queue_reqs": 0,
+        "gen_throughput": pace.tokens_s,
+        "cache_hit_rate": 0,
+        "token_usage": round(report.used_tokens / config.max_total_tokens, 2),
+        "num_used_tokens": report.used_tokens,
+        "max_total_num_tokens": config.max_total_tokens,
+        "utilization": 0,
+        "spec_accept_length": pace.accept_length if spec else 0,
+        "spec_accept_rate": max(0, pace.accept_length - 1) / DRAFT_STEPS if spec else 0,
+        "spec_num_steps": DRAFT_STEPS if spec else 0,
+        "spec_num_draft_tokens": DRAFT_STEPS + 1 if spec else 0,
+        "context_len": config.context_length,
+        "page_size": 1,
+    }
+
+
 def _http(server: SimulatedServer) -> list[str]:
-    lines = _head("http_requests_total", "Total number of HTTP requests by endpoint.", "counter")
-    lines += [
-        f'sglang:http_requests_total{{endpoint="{path}",method="{method}"}} {float(count)}'
-        for (path, method), count in server.requests.items()
-    ]
-    lines += _head("http_responses_total", "Total number of HTTP responses.", "counter")
-    lines += [
-        f'sglang:http_responses_total{{endpoint="{path}",method="{method}",status_code="{status}"}}'
-        f" {float(count)}"
-        for (path, method, status), count in server.responses.items()
-    ]
+    lines = _head("http_requests_total")
+    for (path, method), count in server.requests.items():
+        lines.append(_sample("http_requests_total", f'endpoint="{path}",method="{method}"', count))
+    lines += _head("http_responses_total")
+    for (path, method, status), count in server.responses.items():
+        labels = f'endpoint="{path}",method="{method}",status_code="{status}"'
+        lines.append(_sample("http_responses_total", labels, count))
     return lines
 
 
-def _head(name: str, text: str, kind: str) -> list[str]:
+def _head(name: str) -> list[str]:
+    kind, text = HELP[name]
     return [f"# HELP sglang:{name} {text}", f"# TYPE sglang:{name} {kind}"]
 
 
-def _streaming(label: str, stream: int) -> str:
-    engine, model = label.split(",", 1)
-    return f'{engine},is_streaming="{"true" if stream else "false"}",{model}'
+def _sample(name: str, labels: str, value: float) -> str:
+    return f"sglang:{name}{{{labels}}} {float(value)}"

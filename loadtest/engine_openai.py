@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadtest.engine_core import Event, Generation
+from loadtest.engine_generation import Event, Generation
 from loadtest.engine_http import DONE, SSE
 from loadtest.engine_request import Wanted
 from loadtest.engine_wire import (
@@ -33,10 +33,11 @@ class ChatStream:
 
     content_type = SSE
 
-    def __init__(self, wanted: Wanted, rid: str, created: int) -> None:
+    def __init__(self, wanted: Wanted, generation: Generation, rid: str, created: float) -> None:
         count = len(wanted.choices)
         ids = [rid] if count == 1 else [f"{rid}_{new_id()}" for _ in range(count)]
         self._wanted = wanted
+        self._generation = generation
         self._heads = [
             b'data: {"id":%s,"object":"chat.completion.chunk","created":%d,"model":%s,"choices":['
             % (encode(one), created, encode(wanted.model))
@@ -74,9 +75,9 @@ class ChatStream:
                 chunks += self._rich(index, first, tokens)
         return chunks
 
-    def ending(self, generation: Generation) -> list[bytes]:
+    def ending(self) -> list[bytes]:
         """Finish reasons, usage and the end mark. As in SGLang, finish chunks share one id."""
-        last, wanted = self._last, self._wanted
+        last, wanted, generation = self._last, self._wanted, self._generation
         head = self._heads[last]
         chunks = [
             head
@@ -142,8 +143,9 @@ class CompletionStream:
 
     content_type = SSE
 
-    def __init__(self, wanted: Wanted, rid: str, created: int) -> None:
+    def __init__(self, wanted: Wanted, generation: Generation, rid: str, created: float) -> None:
         self._wanted = wanted
+        self._generation = generation
         self._head = (
             b'data: {"id":%s,"object":"text_completion","created":%d,"model":%s,"choices":['
             % (encode(rid), created, encode(wanted.model))
@@ -178,11 +180,11 @@ class CompletionStream:
             + _END
         ]
 
-    def ending(self, generation: Generation) -> list[bytes]:
+    def ending(self) -> list[bytes]:
         """Usage and the end mark."""
         chunks = []
-        if speculated(self._wanted, generation):
-            details = encode({"spec_tokens_details": spec_details(generation)})
+        if speculated(self._wanted, self._generation):
+            details = encode({"spec_tokens_details": spec_details(self._generation)})
             chunks.append(self._head + b'],"sglext":' + details + b"}\n\n")
         if self._wanted.include_usage:
             chunks.append(self._head + b'],"usage":' + self._usage() + _END)
@@ -197,7 +199,7 @@ class CompletionStream:
 _TEXT_OPEN = b'","logprobs":null,"finish_reason":null,"matched_stop":null}],"usage":null}\n\n'
 
 
-def chat_body(wanted: Wanted, generation: Generation, rid: str, created: int) -> bytes:
+def chat_body(wanted: Wanted, generation: Generation, rid: str, created: float) -> bytes:
     """A chat completion in one piece."""
     choices = []
     for index, choice in enumerate(wanted.choices):
@@ -228,7 +230,7 @@ def chat_body(wanted: Wanted, generation: Generation, rid: str, created: int) ->
     return _whole(wanted, generation, rid, "chat.completion", created, choices)
 
 
-def completion_body(wanted: Wanted, generation: Generation, rid: str, created: int) -> bytes:
+def completion_body(wanted: Wanted, generation: Generation, rid: str, created: float) -> bytes:
     """A text completion in one piece."""
     choices = []
     for index, choice in enumerate(wanted.choices):
@@ -253,13 +255,13 @@ def _whole(
     generation: Generation,
     rid: str,
     kind: str,
-    created: int,
+    created: float,
     choices: list[dict[str, Any]],
 ) -> bytes:
     body: dict[str, Any] = {
         "id": rid,
         "object": kind,
-        "created": created,
+        "created": int(created),
         "model": wanted.model,
         "choices": choices,
         "usage": usage(wanted.prompt_tokens, generation.produced),

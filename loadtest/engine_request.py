@@ -21,6 +21,8 @@ COMPLETIONS: Final = "/v1/completions"
 # What SGLang generates when nothing is asked for: OpenAI's 16 for completions, 128 natively.
 COMPLETION_TOKENS: Final = 16
 NATIVE_TOKENS: Final = 128
+# Tokens that a verify step may hold with three steps and topk 1: the drafts and the bonus token.
+DRAFT_TOKENS: Final = 4
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -133,7 +135,7 @@ def _sampling(
     n = fields.integer("n")
     ignore_eos, least = fields.boolean("ignore_eos"), fields.integer("min_tokens") or 0
     options = Fields(fields.path, fields.mapping("stream_options"))
-    wanted = {
+    wanted: dict[str, Any] = {
         "stream": fields.boolean("stream"),
         "include_usage": options.boolean("include_usage"),
         "continuous_usage": options.boolean("continuous_usage_stats"),
@@ -148,7 +150,7 @@ def _sampling(
     for tokens, material in prompts:
         _check_length(tokens, asked, config)
         _check_ranges(fields, temperature, top_p, asked)
-        room = config.context_length - tokens
+        room = config.context_length - tokens - (DRAFT_TOKENS if config.speculates else 0)
         limit = min(asked if asked is not None else default or room, room)
         drawn = draw(material, config.seed, config.natural_tokens)
         natural = limit if ignore_eos else max(drawn.natural_tokens, least)
@@ -163,7 +165,9 @@ def _sampling(
 
 
 def _check_length(tokens: int, asked: int | None, config: EngineConfig) -> None:
+    """Refuse what does not fit; a server that speculates adds its draft tokens to every prompt."""
     longest = config.context_length
+    tokens += DRAFT_TOKENS if config.speculates else 0
     if tokens >= longest:
         raise bad_request(
             f"The input ({tokens} tokens) is longer than the model's context length"

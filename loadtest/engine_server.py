@@ -15,9 +15,10 @@ from typing import Final, NamedTuple
 
 from loadtest.clock import Clock
 from loadtest.engine_config import EngineConfig
-from loadtest.engine_core import EngineCore, Generation
+from loadtest.engine_core import EngineCore
 from loadtest.engine_errors import bad_request, queue_full, queue_full_event
-from loadtest.engine_http import DONE, Exchange
+from loadtest.engine_generation import Generation
+from loadtest.engine_http import DONE, SSE, Exchange
 from loadtest.engine_metrics import Recorder
 from loadtest.engine_request import Wanted
 from loadtest.engine_wire import Renderer, new_id
@@ -38,10 +39,12 @@ class Seen(NamedTuple):
 
 
 class Dialect(NamedTuple):
-    """How one route answers: its stream and its body in one piece, from id and creation time."""
+    """How one route answers: its stream and its body in one piece, given id and creation time."""
 
-    stream: Callable[[Wanted, str, int], Renderer]
-    body: Callable[[Wanted, Generation, str, int], bytes]
+    stream: Callable[[Wanted, Generation, str, float], Renderer]
+    body: Callable[[Wanted, Generation, str, float], bytes]
+    overloaded: tuple[bytes, ...] = (queue_full_event(), DONE)  # a stream's chunks instead
+    content_type: bytes = SSE
 
 
 class SimulatedServer:
@@ -125,13 +128,15 @@ class SimulatedServer:
             stream=wanted.stream,
         )
         if generation is None:
-            await self._refuse(exchange, wanted)
+            await self._refuse(exchange, wanted, dialect)
             return
         self._rids[rid] = generation
-        created = int(self.wall())
+        created = self.wall()
         if wanted.stream:
             exchange.abort = lambda: self.core.abort(generation)
-            await self._stream(exchange, generation, dialect.stream(wanted, rid, created))
+            await self._stream(
+                exchange, generation, dialect.stream(wanted, generation, rid, created)
+            )
         else:
             exchange.abort = lambda: self._notice_later(generation, received)
             await generation.news()
@@ -156,18 +161,18 @@ class SimulatedServer:
             return
         if not started:
             await exchange.start_stream(renderer.content_type)
-        for chunk in renderer.ending(generation):
+        for chunk in renderer.ending():
             await exchange.write(chunk)
         await exchange.end_stream()
 
-    async def _refuse(self, exchange: Exchange, wanted: Wanted) -> None:
+    async def _refuse(self, exchange: Exchange, wanted: Wanted, dialect: Dialect) -> None:
         """The queue is full: a 503, which a stream wraps in a 200."""
         self.recorder.refused += 1
         if not wanted.stream:
             raise queue_full()
-        await exchange.start_stream()
-        await exchange.write(queue_full_event())
-        await exchange.write(DONE)
+        await exchange.start_stream(dialect.content_type)
+        for chunk in dialect.overloaded:
+            await exchange.write(chunk)
         await exchange.end_stream()
 
     def _notice_later(self, generation: Generation, received: float) -> None:

@@ -17,6 +17,10 @@ CACHE_FLUSHED: Final = (
     b"Cache flushed.\nPlease check backend logs for more details. (When there are running or"
     b" waiting requests, the operation will not be performed.)\n"
 )
+PREFLIGHT_VARY: Final = (
+    b"Origin, Access-Control-Request-Method, Access-Control-Request-Headers,"
+    b" Access-Control-Request-Private-Network"
+)
 # What EAGLE-3 with topk 1 resolves to; all null on a baseline.
 SPECULATIVE: Final = {
     "speculative_algorithm": "EAGLE3",
@@ -66,7 +70,7 @@ async def one_model(server: SimulatedServer, exchange: Exchange) -> None:
     await exchange.reply_json(404, {"error": error})
 
 
-async def model_info(server: SimulatedServer, exchange: Exchange) -> None:
+async def model_info(_: SimulatedServer, exchange: Exchange) -> None:
     """`/model_info`."""
     await exchange.reply_json(200, _shipped("model_info"))
 
@@ -104,12 +108,8 @@ async def abort_request(server: SimulatedServer, exchange: Exchange) -> None:
 
 async def preflight(_: SimulatedServer, exchange: Exchange) -> None:
     """A browser's question before a request to another origin."""
-    headers = (
-        (
-            b"vary",
-            b"Origin, Access-Control-Request-Method, Access-Control-Request-Headers,"
-            b" Access-Control-Request-Private-Network",
-        ),
+    headers: tuple[tuple[bytes, bytes], ...] = (
+        (b"vary", PREFLIGHT_VARY),
         (b"access-control-allow-methods", b"DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT, QUERY"),
         (b"access-control-max-age", b"600"),
         (b"access-control-allow-credentials", b"true"),

@@ -12,8 +12,9 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from loadtest.engine_core import Event, Generation
-from loadtest.engine_request import Choice, Tool, Wanted
+from loadtest.engine_generation import Event, Generation
+from loadtest.engine_messages import Tool
+from loadtest.engine_request import Choice, Wanted
 
 # Characters of a tool call's arguments per token, see `engine_request`.
 CHARACTERS_PER_TOKEN: Final = 4
@@ -29,7 +30,7 @@ class Renderer(Protocol):
         """The chunks that this news makes."""
         ...
 
-    def ending(self, generation: Generation) -> list[bytes]:
+    def ending(self) -> list[bytes]:
         """The chunks after the last news."""
         ...
 
@@ -91,7 +92,7 @@ def spec_details(generation: Generation) -> dict[str, Any]:
     """
     steps, tokens = generation.verify_steps, generation.produced
     drafts = max(0, tokens - len(generation.sequences) - steps)
-    proposed = steps * DRAFT_TOKENS
+    proposed = steps * DRAFTS
     return {
         "spec_accept_rate": drafts / proposed if proposed else 0.0,
         "spec_accept_length": tokens / steps if steps else 0.0,
@@ -109,7 +110,7 @@ def speculated(wanted: Wanted, generation: Generation) -> bool:
 # ln(1 / vocabulary): what every token of a model with random weights gets.
 LOGPROB: Final = -11.76176643371582
 # Draft tokens that a verify step proposes with three steps and topk 1.
-DRAFT_TOKENS: Final = 3
+DRAFTS: Final = 3
 
 
 def _logprob(word: str) -> dict[str, Any]:
