@@ -70,7 +70,7 @@ def take_apart(raw: bytes, *, head: bool = False) -> Answer:
     if headers.get("transfer-encoding") != "chunked":
         length = 0 if head else int(headers.get("content-length", 0))
         return Answer(status, headers, rest, [], len(rest) == length)
-    chunks = []
+    chunks: list[bytes] = []
     while rest:
         size, _, rest = rest.partition(b"\r\n")
         if int(size, 16) == 0:
