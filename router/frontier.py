@@ -15,7 +15,8 @@ drawn (1 - band) nearer to the origin: the point (n, m) is inside it iff (n, m) 
 below the line. For both numeric shapes that is the textbook K x (1 - band).
 
 A crossover at c, a level of a sweep, gives K = floor(c): at level C a sweep keeps C requests
-running, so each arrival finds C - 1, and n + m < C lets exactly C run.
+running, so each arrival finds C - 1, and n + m < C lets exactly C run. So the values of a line are
+whole, and a fraction is rounded down when a line is built: "n < 2.5" would let three run.
 """
 
 from __future__ import annotations
@@ -28,6 +29,18 @@ import msgspec
 
 Scope = Literal["total", "speculative"]
 INFINITE = math.inf
+
+
+def below_band(load: float, threshold: float, band: float) -> bool:
+    """Whether `load` is below `threshold` x (1 - band).
+
+    Rounded, so that a load of 9 is not below the edge of 10 with a band of 0.1, whatever floats say.
+    """
+    return load < round(threshold * (1.0 - band), 9)
+
+
+def _whole(value: float) -> float:
+    return value if value == INFINITE else float(math.floor(value))
 
 
 class Frontier(msgspec.Struct, frozen=True):
@@ -50,6 +63,8 @@ class Frontier(msgspec.Struct, frozen=True):
         if any(s > 0 for s in steps) and any(s < 0 for s in steps):
             msg = "a frontier either never rises or never falls"
             raise ValueError(msg)
+        msgspec.structs.force_setattr(self, "threshold", _whole(self.threshold))
+        msgspec.structs.force_setattr(self, "table", tuple(_whole(v) for v in self.table))
 
     @classmethod
     def total(cls, threshold: float) -> Frontier:
@@ -88,14 +103,20 @@ class Frontier(msgspec.Struct, frozen=True):
 
     def inside_band(self, n: float, m: float, band: float) -> bool:
         """Whether (n, m) is below the lower edge of the band, 0 <= band < 1."""
+        if self.scope == "total":
+            return below_band(n + m, self.threshold, band)
+        if self.scope == "speculative":
+            return below_band(n, self.threshold, band)
         keep = 1.0 - band
-        return n / keep < self.at(m / keep)
+        return round(n / keep, 9) < round(self._interpolate(round(m / keep, 9)), 9)
 
     def _interpolate(self, m: float) -> float:
-        """Straight between whole numbers, constant beyond the last."""
+        """Straight between whole numbers, constant beyond the last; infinite beside infinity."""
         last = len(self.table) - 1
         if m >= last:
             return self.table[last]
         low = int(m)
         a, b = self.table[low], self.table[low + 1]
-        return a if a == b or m == low else a + (b - a) * (m - low)
+        if a == b or m == low or a == INFINITE:
+            return a
+        return a + (b - a) * (m - low)
