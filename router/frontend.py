@@ -175,7 +175,7 @@ class RelayProtocol(ReceivingProtocol):
 
     def _next(self, *, close: bool) -> None:
         self._release_all_but_waiting()
-        if close or self._leaving or self._deaf:
+        if close or self._leaving or (self._deaf and not self.queue):
             self._close()
             return
         arriving = self.incoming

@@ -16,12 +16,13 @@ MAX_OWN_BODY = 1_048_576
 class HeadLimits:
     """How large a request head may be, bytes and count."""
 
-    __slots__ = ("header_bytes", "headers", "url_bytes")
+    __slots__ = ("header_bytes", "headers", "total", "url_bytes")
 
     def __init__(self, header_bytes: int, headers: int, url_bytes: int) -> None:
         self.header_bytes = header_bytes
         self.headers = headers
         self.url_bytes = url_bytes
+        self.total = header_bytes + url_bytes + 64  # a head that is still not whole beyond this
 
 
 class Incoming:

@@ -17,6 +17,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from router import errors
+from router.framing import ChunkedReader, FramingError
 from router.incoming import MAX_OWN_BODY, Incoming
 from router.routes import TABLE
 
@@ -67,6 +68,8 @@ class ReceivingProtocol(HttpToolsProtocol):
         self.queue: deque[Incoming] = deque()
         self._ahead = 0  # bytes received while BUSY
         self._deaf = False  # nothing that still comes can be a request
+        self._head_bytes = 0  # received in this phase, if it is HEAD
+        self._raw_body: ChunkedReader | int | None = None  # after an Upgrade, see `_upgraded`
         self._buffered = 0  # bytes of bodies counted in `relay.buffered`
 
     def data_received(self, data: bytes) -> None:
@@ -80,13 +83,53 @@ class ReceivingProtocol(HttpToolsProtocol):
                 return
         elif self.phase is Phase.BODY:
             self.since = self.relay.clock()
+        if self._raw_body is not None:
+            self._feed_raw_body(data)
+            return
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._deaf = True  # served as HTTP/1.1; what follows is in another protocol
+        except httptools.HttpParserUpgrade as upgrade:
+            self._upgraded(data[upgrade.args[0] :])
         except httptools.HttpParserError:
             if not self._deaf:
                 self._refuse(errors.BAD_REQUEST)
+        if self.phase is Phase.HEAD and not self._deaf:
+            # The parser keeps an unfinished header to itself, however long it grows.
+            self._head_bytes += len(data)
+            if self._head_bytes > self.relay.head_limits.total:
+                self._refuse(errors.HEADERS_TOO_LARGE)
+
+    # ------------------------------------------------------------------ after an Upgrade
+    # llhttp takes what follows the head of an upgrade for another protocol. It is HTTP/1.1 here,
+    # so the body is read by hand; the connection ends after the answer, as nothing may follow it.
+
+    def _upgraded(self, rest: bytes) -> None:
+        incoming = self.incoming
+        if incoming is None or self._deaf:
+            self._deaf = True
+            return
+        self._raw_body = ChunkedReader() if incoming.facts.chunked else incoming.facts.length or 0
+        self._feed_raw_body(rest)
+
+    def _feed_raw_body(self, data: bytes) -> None:
+        reader = self._raw_body
+        try:
+            if isinstance(reader, ChunkedReader):
+                for payload in reader.feed(data):
+                    self.on_body(payload)
+                whole = reader.done
+            else:
+                left = reader or 0
+                if left:
+                    self.on_body(data[:left])
+                self._raw_body = left - min(left, len(data))
+                whole = self._raw_body == 0
+        except FramingError:
+            self._refuse(errors.BAD_REQUEST)
+            return
+        if whole and not self._deaf:
+            self._whole()
+            self._deaf = True
 
     # ------------------------------------------------------------------ parser callbacks
     # An exception of ours in one would become a parser error and a 400: they catch their own.
@@ -120,6 +163,8 @@ class ReceivingProtocol(HttpToolsProtocol):
                 parser.get_http_version(),
                 keep_alive=parser.should_keep_alive(),
             )
+            # Only with the Connection header that belongs to it is an Upgrade one to the parser.
+            incoming.facts.upgrade = bool(parser.should_upgrade())
             error = incoming.error or self.relay.admission_error(incoming)
             if error is not None:
                 self._refuse(error)
@@ -151,7 +196,11 @@ class ReceivingProtocol(HttpToolsProtocol):
             incoming.body.append(body)
 
     def on_message_complete(self) -> None:
-        """The request is whole."""
+        """The request is whole, or the head of an upgrade is."""
+        if self.incoming is not None and not self.incoming.facts.upgrade:
+            self._whole()
+
+    def _whole(self) -> None:
         incoming, self.incoming = self.incoming, None
         if incoming is None or self._deaf:
             return
@@ -194,6 +243,7 @@ class ReceivingProtocol(HttpToolsProtocol):
 
     def _enter(self, phase: Phase) -> None:
         self.phase = phase
+        self._head_bytes = 0
         self.since = self.relay.clock()
 
     def _release_all_but_waiting(self) -> None:
