@@ -114,6 +114,7 @@ class ContinuousBatch:
         self._waiting: deque[Sequence] = deque()
         self._running: dict[int, Sequence] = {}  # in order of arrival
         self._by_key: dict[int, Sequence] = {}
+        self._doomed: list[Sequence] = []  # aborted ones that leave when the step ends
         self._step: Step | None = None
         self._next_key = seed
         self._kv_reserved = 0
@@ -187,6 +188,8 @@ class ContinuousBatch:
             self._waiting.remove(sequence)
         elif self._step is None:
             self._leave(sequence)
+        else:
+            self._doomed.append(sequence)
         return True
 
     def begin(self) -> Step | None:
@@ -215,9 +218,9 @@ class ContinuousBatch:
         else:
             self._total.decode_steps += 1
             emissions = self._finish_decode(step)
-        for sequence in step.sequences:
-            if sequence.aborted:
-                self._leave(sequence)
+        for sequence in self._doomed:
+            self._leave(sequence)
+        self._doomed.clear()
         return emissions
 
     def counters(self) -> Counters:

@@ -86,15 +86,32 @@ class RunningEngine:
             log_config=None,
             access_log=False,
             proxy_headers=False,
-            timeout_keep_alive=max(1, round(self.config.keep_alive_s)),
         )
         config.load()
         self._state.default_headers = _default_headers()
         loop = asyncio.get_running_loop()
-        self._sockets = await loop.create_server(
-            lambda: EngineProtocol(config, self._state, {}), sock=self._listener, backlog=BACKLOG
-        )
+
+        def connect() -> EngineProtocol:
+            protocol = EngineProtocol(config, self._state, {})
+            protocol.timeout_keep_alive = self.config.keep_alive_s  # type: ignore[assignment]
+            return protocol
+
+        self._sockets = await loop.create_server(connect, sock=self._listener, backlog=BACKLOG)
         self._tasks = [loop.create_task(self.core.run()), loop.create_task(self._keep_date())]
+
+    @property
+    def failing(self) -> bool:
+        """Whether every generating request is answered with a 500; may be set."""
+        return self.server.failing
+
+    @failing.setter
+    def failing(self, value: bool) -> None:
+        self.server.failing = value
+
+    def cut(self) -> None:
+        """Cut every open connection where it is; new ones are welcome."""
+        for connection in list(self._state.connections):
+            connection.transport.abort()
 
     def terminate(self) -> None:
         """SIGTERM: not healthy at once, still serving, gone when a look finds nothing in flight."""
@@ -106,8 +123,7 @@ class RunningEngine:
         """SIGKILL: every connection is cut where it is, and nobody listens any more."""
         if self._sockets is not None:
             self._sockets.close()
-        for connection in list(self._state.connections):
-            connection.transport.abort()
+        self.cut()
         self.core.close()
         self.stopped.set()
 

@@ -114,6 +114,8 @@ class EngineApp:
         path = exchange.path
         try:
             await exchange.read_body()
+            if exchange.gone:
+                return
             server.remember(exchange)
             if self._refuses(exchange):
                 await exchange.reply(401, UNAUTHORIZED, JSON, ())

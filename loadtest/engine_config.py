@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from loadtest.curve_files import shipped_curve
-from loadtest.service import CurveError, ServiceCurve
+from loadtest.service import ServiceCurve
 from router.load import Role
 
 # What SGLang chooses when --max-running-requests is not given: 48 as soon as it speculates
@@ -125,9 +125,4 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 "a baseline server emits one token per step: leave out --accept-length, or give it"
                 f" a baseline's curve (got {curve.label!r})"
             )
-        if self.accept_length is None:
-            return curve
-        try:
-            return curve.accepting(self.accept_length)
-        except CurveError as error:
-            raise ConfigError(str(error)) from error
+        return curve if self.accept_length is None else curve.accepting(self.accept_length)

@@ -190,9 +190,10 @@ class EngineCore:
                 owner = self._owners.get(sequence.key)
                 if owner is not None:
                     owner[0].started_at = owner[0].started_at or now
-        decoded = self.batch.decode_steps
-        logs = not prefill and decoded % self.config.metrics_steps == 0
-        if prefill or logs or decoded % self.config.publish_steps == 0:
+        decoded = 0 if prefill else self.batch.decode_steps
+        publishes = prefill or (decoded > 0 and decoded % self.config.publish_steps == 0)
+        logs = decoded > 0 and decoded % self.config.metrics_steps == 0
+        if publishes or logs:
             report = LoadReport(
                 at=now,
                 running=self.batch.running - (len(step.sequences) if prefill else 0),
@@ -200,11 +201,11 @@ class EngineCore:
                 waiting_tokens=self.batch.waiting_tokens,
                 used_tokens=self.batch.kv_used,
             )
-            if prefill or decoded % self.config.publish_steps == 0:
+            if publishes:
                 self.report = report
             if prefill or logs:
                 self.gauges = report
-            if logs and decoded:
+            if logs:
                 self._log_pace(now)
 
     def _log_pace(self, now: float) -> None:

@@ -6,7 +6,7 @@ pydantic's list, with the path of the handler's source file in them, and flat, n
 
 from __future__ import annotations
 
-import re
+import json
 from typing import Any, Final
 
 import msgspec
@@ -132,22 +132,20 @@ def bad_json(body: bytes) -> dict[str, Any]:
 
 def _json_error(body: bytes) -> tuple[int, str]:
     """Where the body stops being JSON and what is wrong there, for the usual kinds of mistake."""
-    import json
-
     try:
-        json.loads(body)
-    except json.JSONDecodeError as error:
-        at = error.pos
+        text = body.decode()
     except UnicodeDecodeError as error:
         return error.start, "invalid utf-8"
-    else:
-        return len(body), "unexpected end of data"
-    text = body.decode(errors="replace")
-    if at >= len(text.rstrip()):
-        return len(text), "unexpected end of data"
-    for literal in ("null", "true", "false"):
-        if text[at] == literal[0]:
-            return at, f"invalid literal, expected '{literal}'"
-    if re.match(r"[A-Za-z]", text[at:]):
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        at = error.pos
+        if at >= len(text.rstrip()):
+            return len(text), "unexpected end of data"
+        if error.msg == "Extra data":
+            return at, "unexpected content after document"
+        for literal in ("null", "true", "false"):
+            if text[at] == literal[0]:
+                return at, f"invalid literal, expected '{literal}'"
         return at, "unexpected character"
-    return at, "unexpected content after document" if at and "Extra" in text else "unexpected token"
+    return 0, "unexpected number"  # Python's json takes NaN, the real parser does not

@@ -26,7 +26,9 @@ class Tool(msgspec.Struct, frozen=True):
 
 def message_tokens(messages: list[Any]) -> int:
     """Tokens of a conversation, the template's own included."""
-    words = sum(_content_words(message.get("content")) for message in messages if message)
+    words = sum(
+        _content_words(message.get("content")) for message in messages if isinstance(message, dict)
+    )
     return TEMPLATE_TOKENS + MESSAGE_TOKENS * len(messages) + words
 
 

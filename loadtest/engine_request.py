@@ -100,7 +100,8 @@ def native(fields: Fields, config: EngineConfig) -> Wanted:
     prompt = values.get("input_ids", values.get("text"))
     if prompt is None:
         raise bad_request("Either text, input_ids or input_embeds should be provided.")
-    parameters = Fields(fields.path, fields.mapping("sampling_params"))
+    where = ("body", "sampling_params")
+    parameters = Fields(fields.path, fields.mapping("sampling_params"), where)
     prompts = [(token_count(one, config), prompt_bytes(one)) for one in _prompts(fields, prompt)]
     asked = parameters.integer("max_new_tokens")
     wanted = _sampling(parameters, config, prompts, asked, NATIVE_TOKENS)
@@ -134,7 +135,8 @@ def _sampling(
     temperature, top_p = fields.number("temperature"), fields.number("top_p")
     n = fields.integer("n")
     ignore_eos, least = fields.boolean("ignore_eos"), fields.integer("min_tokens") or 0
-    options = Fields(fields.path, fields.mapping("stream_options"))
+    where = (*fields.where, "stream_options")
+    options = Fields(fields.path, fields.mapping("stream_options"), where)
     wanted: dict[str, Any] = {
         "stream": fields.boolean("stream"),
         "include_usage": options.boolean("include_usage"),
@@ -143,6 +145,7 @@ def _sampling(
         "model": fields.string("model") or "default",
         "rid": fields.string("rid"),
     }
+    fields.problems += options.problems
     fields.check()
     if n == 0:
         raise bad_request("range() arg 3 must not be zero", "BadRequest")

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from loadtest.clock import Clock
 from loadtest.engine_config import EngineConfig
 from loadtest.engine_core import EngineCore
-from loadtest.engine_errors import bad_request, queue_full, queue_full_event
+from loadtest.engine_errors import Refusal, bad_request, queue_full, queue_full_event
 from loadtest.engine_generation import Generation
 from loadtest.engine_http import DONE, SSE, Exchange
 from loadtest.engine_metrics import Recorder
@@ -58,6 +58,7 @@ class SimulatedServer:
         self.in_flight = 0  # generating requests whose answer is not complete
         self.draining = False  # got SIGTERM
         self.crashed = False
+        self.failing = False  # answers every generating request with a 500
         self.requests: Counter[tuple[str, str]] = Counter()  # by path and method
         self.responses: Counter[tuple[str, str, int]] = Counter()
         self.recorder = Recorder()
@@ -90,6 +91,8 @@ class SimulatedServer:
 
     async def generate(self, exchange: Exchange, wanted: Wanted, dialect: Dialect) -> None:
         """Serve one generating request to its end."""
+        if self.failing:
+            raise Refusal(500, "Internal Server Error", "InternalServerError")
         rid = wanted.rid or new_id()
         if rid in self._rids:
             raise bad_request(f"Duplicate request ID detected: {rid}")
@@ -159,8 +162,6 @@ class SimulatedServer:
         if generation.closed:
             await exchange.drop()
             return
-        if not started:
-            await exchange.start_stream(renderer.content_type)
         for chunk in renderer.ending():
             await exchange.write(chunk)
         await exchange.end_stream()

@@ -35,8 +35,11 @@ def parse_object(path: str, body: bytes) -> Fields:
 class Fields:
     """The fields of one JSON object. Problems are collected and raised together by `check`."""
 
-    def __init__(self, path: str, values: dict[str, Any]) -> None:
+    def __init__(
+        self, path: str, values: dict[str, Any], where: tuple[str, ...] = ("body",)
+    ) -> None:
         self.path = path
+        self.where = where
         self.values = values
         self.problems: list[dict[str, Any]] = []
 
@@ -52,7 +55,12 @@ class Fields:
     def problem(self, kind: str, name: str, message: str) -> None:
         """Note that this field's value does not do."""
         self.problems.append(
-            {"type": kind, "loc": ("body", name), "msg": message, "input": self.values[name]}
+            {
+                "type": kind,
+                "loc": (*self.where, name),
+                "msg": message,
+                "input": self.values[name],
+            }
         )
 
     def integer(self, name: str) -> int | None:

@@ -14,6 +14,7 @@ goes to whoever comes next.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -65,7 +66,8 @@ class SharedGpu:
     def __init__(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            # The lock guards only the choice of a slot; a killed process drops it by dying.
+            # The lock guards only the choice of a slot; a killed process drops it by dying. It is
+            # dropped by name below, since the mapping keeps a copy of the descriptor open.
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             if os.fstat(descriptor).st_size < SLOT.size * SLOTS:
                 os.ftruncate(descriptor, SLOT.size * SLOTS)
@@ -76,6 +78,7 @@ class SharedGpu:
                 self._map.close()
                 raise
         finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
     def publish(self, running: int, until: float) -> None:
@@ -109,9 +112,8 @@ class SharedGpu:
 
 def _alive(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
+        with contextlib.suppress(PermissionError):  # somebody else's, but alive
+            os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:
-        return True
     return True

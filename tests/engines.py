@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, ParamSpec
 
@@ -92,20 +93,29 @@ def request(
     return f"{head}content-length: {len(data)}\r\n\r\n".encode() + data
 
 
-async def exchange_bytes(engine: RunningEngine, raw: bytes) -> bytes:
-    """Send these bytes and read until the connection ends, however it ends."""
+@contextlib.asynccontextmanager
+async def connection(
+    engine: RunningEngine, raw: bytes
+) -> AsyncIterator[tuple[asyncio.StreamReader, Callable[[], None]]]:
+    """A connection on which these bytes were sent: its reader, and a way to close it early."""
     reader, writer = await asyncio.open_connection("127.0.0.1", engine.port)
     try:
         writer.write(raw)
-        received = []
-        try:
-            while data := await reader.read(1 << 16):
-                received.append(data)
-        except ConnectionError:
-            pass
-        return b"".join(received)
+        yield reader, writer.close
     finally:
         writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def exchange_bytes(engine: RunningEngine, raw: bytes) -> bytes:
+    """Send these bytes and read until the connection ends, however it ends."""
+    async with connection(engine, raw) as (reader, _):
+        received = []
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                received.append(data)
+        return b"".join(received)
 
 
 async def ask(engine: RunningEngine, path: str, body: object = None, **more: Any) -> Answer:
