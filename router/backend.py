@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import ssl
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from router.framing import MAX_HEAD, ChunkedReader, FramingError, ResponseHead, parse_head
 
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from router.routes import Route
 
 
+SMALL: Final = 65_536  # bytes of a body that are cheaper to copy than to hand over apart
+
+
 class _Part(enum.Enum):
     """Which part of an answer comes next."""
 
@@ -36,11 +39,14 @@ class _Part(enum.Enum):
     CLOSE = enum.auto()
 
 
+HEAD, LENGTH, CHUNKED, CLOSE = _Part
+
+
 class BackendConnection(asyncio.Protocol):
     """One connection to a backend; serves one exchange at a time."""
 
-    __slots__ = ("_buffer", "_left", "_part", "_reader", "_reusable", "answered", "driver",
-                 "head_request", "idle_since", "pool", "transport")  # fmt: skip
+    __slots__ = ("_buffer", "_left", "_now", "_part", "_paused", "_reader", "_reusable", "answered",
+                 "driver", "head_request", "idle_since", "pool", "transport")  # fmt: skip
 
     def __init__(self, pool: BackendPool) -> None:
         self.pool = pool
@@ -48,7 +54,9 @@ class BackendConnection(asyncio.Protocol):
         self.driver: Driver | None = None
         self.idle_since = 0.0
         self.answered = False  # whether a byte of the current answer came
-        self._part = _Part.HEAD
+        self._now = 0.0  # of the current read
+        self._paused = False
+        self._part = HEAD
         self._buffer = b""
         self._left = 0
         self._reader = ChunkedReader()
@@ -60,27 +68,33 @@ class BackendConnection(asyncio.Protocol):
         """Send one request; the answer goes to the driver."""
         self.driver = driver
         self.answered = False
-        self._part = _Part.HEAD
+        self._part = HEAD
         self._buffer = b""
         transport = self.transport
         if transport is not None:
-            transport.writelines((head, body) if body else (head,))
+            if len(body) <= SMALL:
+                transport.write(head + body)
+            else:
+                transport.writelines((head, body))
 
     def pause(self) -> None:
         """Stop reading: the client is slow."""
         if self.transport is not None and not self.transport.is_closing():
+            self._paused = True
             self.transport.pause_reading()
 
     def resume(self) -> None:
         """Read on."""
         if self.transport is not None and not self.transport.is_closing():
+            self._paused = False
             self.transport.resume_reading()
 
     def keep(self, now: float) -> None:
         """The exchange is over; the connection may serve another."""
         self.driver = None
         if self._reusable and self.transport is not None and not self.transport.is_closing():
-            self.transport.resume_reading()
+            if self._paused:
+                self.resume()
             self.idle_since = now
             self.pool.idle.append(self)
         else:
@@ -105,8 +119,8 @@ class BackendConnection(asyncio.Protocol):
         driver, self.driver = self.driver, None
         if driver is None:
             return
-        if self._part is _Part.CLOSE and exc is None:
-            driver.backend_end(reusable=False)
+        if self._part is CLOSE and exc is None:
+            driver.backend_end(self.pool.clock(), reusable=False)
         else:
             driver.backend_lost(answered=self.answered)
 
@@ -117,10 +131,11 @@ class BackendConnection(asyncio.Protocol):
             self.drop()  # nothing was asked: not a connection to trust with a request
             return
         self.answered = True
+        self._now = self.pool.clock()
         try:
-            if self._part is _Part.CHUNKED:
+            if self._part is CHUNKED:
                 self._chunked(driver, data)
-            elif self._part is _Part.HEAD:
+            elif self._part is HEAD:
                 self._head(driver, data)
             else:
                 self._plain(driver, data)
@@ -151,27 +166,28 @@ class BackendConnection(asyncio.Protocol):
                 self._head(driver, rest)
             return
         self._begin_body(head)
-        driver.backend_begin(head)
+        driver.backend_begin(head, self._now)
         if self.driver is not driver:  # the exchange ended on its head
             return
         if head.framing == "none" or (head.framing == "length" and not head.length):
             self._end(driver, rest)
         elif rest:
-            if self._part is _Part.CHUNKED:
+            if self._part is CHUNKED:
                 self._chunked(driver, rest)
             else:
                 self._plain(driver, rest)
-        driver.backend_read()
+        if head.event_stream:
+            driver.backend_read()
 
     def _begin_body(self, head: ResponseHead) -> None:
         self._reusable = head.keep_alive
         if head.framing == "chunked":
-            self._part = _Part.CHUNKED
+            self._part = CHUNKED
             self._reader = ChunkedReader()
         elif head.framing == "close":
-            self._part = _Part.CLOSE
+            self._part = CLOSE
         else:
-            self._part = _Part.LENGTH
+            self._part = LENGTH
             self._left = head.length
 
     def _chunked(self, driver: Driver, data: bytes) -> None:
@@ -180,17 +196,17 @@ class BackendConnection(asyncio.Protocol):
         if payloads:
             framed = data if reader.plain and not reader.done else b""
             payload = payloads[0] if len(payloads) == 1 else b"".join(payloads)
-            driver.backend_payload(payload, framed, len(payloads))
+            driver.backend_payload(payload, framed, len(payloads), self._now)
         if reader.done and self.driver is driver:
             self._end(driver, reader.rest)
 
     def _plain(self, driver: Driver, data: bytes) -> None:
-        if self._part is _Part.CLOSE:
-            driver.backend_payload(data, b"", 1)
+        if self._part is CLOSE:
+            driver.backend_payload(data, b"", 1, self._now)
             return
         left = self._left
         self._left = left - len(data)
-        driver.backend_payload(data if self._left >= 0 else data[:left], b"", 1)
+        driver.backend_payload(data if self._left >= 0 else data[:left], b"", 1, self._now)
         if self._left <= 0 and self.driver is driver:
             self._end(driver, data[left:])
 
@@ -198,7 +214,7 @@ class BackendConnection(asyncio.Protocol):
         """The answer is whole. Bytes beyond it are nobody's: such a connection is not reused."""
         if rest:
             self._reusable = False
-        driver.backend_end(reusable=self._reusable)
+        driver.backend_end(self._now, reusable=self._reusable)
 
 
 class BackendPool:
@@ -226,7 +242,7 @@ class BackendPool:
         self._tls = (
             tls if tls is not None or url.scheme != "https" else ssl.create_default_context()
         )
-        self._clock = clock
+        self.clock = clock
         self._heads: dict[Route, bytes] = {}
 
     def head_for(self, route: Route) -> bytes:

@@ -85,7 +85,8 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def line(self) -> Frontier:
         """The frontier to decide with. Raises CalibrationError when it is not one."""
         written = self.frontier
-        if (written.threshold is None) is not (written.scope == "table"):
+        table = written.scope == "table"
+        if (written.threshold is None) is not table or bool(written.table) is not table:
             msg = f"frontier: scope {written.scope} and its threshold or table do not go together"
             raise CalibrationError(msg)
         try:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from router.actions import Action, Actions, Do, Finish, Open, Sample, Write
 from router.breaker import Outcome as Verdict
@@ -27,72 +28,88 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("crossover")
 
+# An enum's members are slow to look up, and these are looked up several times per request.
+RELAYING, PEEKING, DONE = State.RELAYING, State.PEEKING, State.DONE
+NOTE_DECISION, KEEP_BACKEND = Do.NOTE_DECISION, Do.KEEP_BACKEND
+
 
 class Driver:
     """Carries out what one `Exchange` asks for."""
 
-    __slots__ = ("_clock", "_connecting", "_connection", "_peek_timer", "_pending", "_relay",
-                 "_reported", "_role", "_running", "_ticket", "client", "entries", "exchange", "queued")  # fmt: skip
+    # Most exchanges never set these: what is not set costs nothing.
+    _connection: BackendConnection | None = None
+    _connecting: asyncio.Task[None] | None = None
+    _peek_timer: asyncio.TimerHandle | None = None
+    _running = False
+    _reported = False
+    _role = Role.BASELINE  # of the current attempt
+    _ticket = 0  # the breaker's, for the current attempt
+    now = 0.0  # of the event being worked off
+    queued = False  # whether it waited in our own queue
 
     def __init__(self, request: Request, client: RelayProtocol, relay: Relay) -> None:
         self.exchange = Exchange(request, relay.shared)
         self.client = client
         self.entries: list[DecisionEntry] = []  # its decisions in the log, to be finished
-        self.queued = False  # whether it waited in our own queue
         self._relay = relay
         self._clock = relay.clock
-        self._connection: BackendConnection | None = None
-        self._connecting: asyncio.Task[None] | None = None
-        self._peek_timer: asyncio.TimerHandle | None = None
         self._pending: deque[Action] = deque()
-        self._running = False
-        self._reported = False
-        self._role: Role = Role.BASELINE  # of the current attempt
-        self._ticket = 0  # the breaker's, for the current attempt
 
     # ------------------------------------------------------------------ events
+    # `now` is read once per read of a socket, and kept for the actions that follow.
 
-    def start(self) -> None:
+    def start(self, now: float) -> None:
         """A place is free: decide and go."""
-        self._run(self.exchange.start(self._clock()))
+        self.now = now
+        self._run(self.exchange.start(now))
 
     def reject(self, error: ErrorAnswer) -> None:
         """A limit of ours was reached."""
-        self._run(self.exchange.reject(error, self._clock()))
+        self.now = self._clock()
+        self._run(self.exchange.reject(error, self.now))
 
-    def backend_begin(self, head: ResponseHead) -> None:
+    def backend_begin(self, head: ResponseHead, now: float) -> None:
         """The answer's head came."""
-        if head.status < 400:
-            self._alive()
-        self._run(self.exchange.begin(head, self._clock()))
+        self.now = now
+        actions = self.exchange.begin(head, now)
+        if head.event_stream and head.status < 400:
+            self._relay.health.alive(self._role, now)
+        if actions:
+            self._run(actions)
 
-    def backend_payload(self, payload: bytes, framed: bytes, count: int) -> None:
+    def backend_payload(self, payload: bytes, framed: bytes, count: int, now: float) -> None:
         """Body bytes came. The one path that is taken per chunk."""
         exchange = self.exchange
-        if exchange.state is State.RELAYING:
-            self.client.write(exchange.relay(payload, framed, count, self._clock()))
-        else:
-            self._run(exchange.body(payload, self._clock()))
+        if exchange.state is RELAYING:
+            self.client.write(exchange.relay(payload, framed, count, now))
+            return
+        self.now = now
+        actions = exchange.body(payload, now)
+        if actions:
+            self._run(actions)
 
     def backend_read(self) -> None:
         """The read that brought the head is worked off; a stream may still lack its first event."""
-        if self.exchange.state is State.PEEKING:
+        if self.exchange.state is PEEKING:
             delay = self._relay.shared.rules.peek_timeout
             loop = asyncio.get_running_loop()
             self._peek_timer = loop.call_later(delay, self._peek_expired)
 
-    def backend_end(self, *, reusable: bool) -> None:
+    def backend_end(self, now: float, *, reusable: bool) -> None:
         """The answer is complete."""
-        self._run(self.exchange.end(self._clock(), reusable=reusable))
+        self.now = now
+        self._run(self.exchange.end(now, reusable=reusable))
 
     def backend_lost(self, *, answered: bool, invalid: bool = False) -> None:
         """The connection broke."""
         self._connection = None
-        self._run(self.exchange.lost(self._clock(), answered=answered, invalid=invalid))
+        self.now = now = self._clock()
+        self._run(self.exchange.lost(now, answered=answered, invalid=invalid))
 
     def client_gone(self) -> None:
         """The client left."""
-        self._run(self.exchange.client_gone(self._clock()))
+        self.now = self._clock()
+        self._run(self.exchange.client_gone(self.now))
 
     def client_paused(self) -> None:
         """The client's transport is full."""
@@ -105,14 +122,16 @@ class Driver:
     def tick(self, now: float) -> None:
         """Time passed."""
         if self.exchange.flowing(now):
-            self._alive()
+            self._relay.health.alive(self._role, now)
         actions = self.exchange.tick(now)
         if actions:
+            self.now = now
             self._run(actions)
 
     def abort(self) -> None:
         """The drain limit is reached."""
-        self._run(self.exchange.abort(self._clock()))
+        self.now = self._clock()
+        self._run(self.exchange.abort(self.now))
 
     def _peek_expired(self) -> None:
         self._peek_timer = None
@@ -121,48 +140,49 @@ class Driver:
     # ------------------------------------------------------------------ actions
 
     def _run(self, actions: Actions) -> None:
-        self._pending.extend(actions)
         if self._running:
+            self._pending.extend(actions)
             return
         self._running = True
         try:
+            for action in actions:
+                self._HANDLERS[type(action)](self, action)
             while self._pending:
-                self._carry_out(self._pending.popleft())
+                action = self._pending.popleft()
+                self._HANDLERS[type(action)](self, action)
         finally:
             self._running = False
-        if self.exchange.state is State.DONE and not self._reported:
+        if self.exchange.state is DONE and not self._reported:
             self._reported = True
             if self._peek_timer is not None:
                 self._peek_timer.cancel()
             if self._connecting is not None:
                 self._connecting.cancel()
             if self._ticket:  # an end that says nothing gives the breaker's trial back
-                self._sample(self._role, Verdict.NEUTRAL)
+                self._sample(Sample(self._role, Verdict.NEUTRAL))
             self._relay.finished(self)
 
-    def _carry_out(self, action: Action) -> None:
-        if isinstance(action, Write):
-            self.client.write(action.data)
-        elif isinstance(action, Open):
-            self._open(action.role, fresh=action.fresh)
-        elif isinstance(action, Sample):
-            self._sample(action.role, action.verdict)
-        elif isinstance(action, Finish):
-            self.client.exchange_done(self, close=action.close)
-        else:
-            self._do(action)
+    def _write(self, action: Write) -> None:
+        self.client.write(action.data)
+
+    def _sample(self, action: Sample) -> None:
+        ticket, self._ticket = self._ticket, 0
+        self._relay.health.record(action.role, action.verdict, self.now, ticket)
+
+    def _finish(self, action: Finish) -> None:
+        self.client.exchange_done(self, self.now, close=action.close)
 
     def _do(self, action: Do) -> None:
         connection = self._connection
-        if action is Do.NOTE_DECISION:
-            self._relay.decided(self)
+        if action is NOTE_DECISION:
+            self._relay.decided(self, self.now)
+        elif action is KEEP_BACKEND and connection is not None:
+            self._connection = None
+            connection.keep(self.now)
         elif action is Do.BREAK_CLIENT:
             self.client.exchange_broken(self)
         elif connection is None:
             return
-        elif action is Do.KEEP_BACKEND:
-            self._connection = None
-            connection.keep(self._clock())
         elif action is Do.DROP_BACKEND:
             self._connection = None
             connection.drop()
@@ -171,19 +191,13 @@ class Driver:
         else:
             connection.resume()
 
-    def _sample(self, role: Role, verdict: Verdict) -> None:
-        ticket, self._ticket = self._ticket, 0
-        self._relay.health.record(role, verdict, self._clock(), ticket)
-
-    def _alive(self) -> None:
-        self._relay.health.alive(self._role, self._clock())
-
-    def _open(self, role: Role, *, fresh: bool) -> None:
-        self._role = role
+    def _open(self, action: Open) -> None:
+        role = self._role = action.role
         pool = self._relay.pools[role]
-        if not fresh:  # a stale connection's replay is the same attempt
-            self._ticket = self._relay.health.admit(role, self._clock())
-        idle = None if fresh else pool.take(self._clock())
+        idle = None
+        if not action.fresh:  # a stale connection's replay is the same attempt
+            self._ticket = self._relay.health.admit(role, self.now)
+            idle = pool.take(self.now)
         if idle is not None:
             self._send(pool, idle, reused=True)
         else:
@@ -194,16 +208,18 @@ class Driver:
             connection = await pool.connect()
         except Exception as error:  # noqa: BLE001 (whatever it is, the exchange must go on)
             self._connecting = None
+            self.now = self._clock()
             timed_out = isinstance(error, TimeoutError)
             if not isinstance(error, OSError):  # TimeoutError and ssl.SSLError are OSErrors
                 _log.exception("connect to %s", pool.role)
-            self._run(self.exchange.unreachable(self._clock(), timed_out=timed_out))
+            self._run(self.exchange.unreachable(self.now, timed_out=timed_out))
             return
         self._connecting = None
+        self.now = self._clock()
         if self.exchange.state is State.CONNECTING:
             self._send(pool, connection, reused=False)
         else:
-            connection.keep(self._clock())
+            connection.keep(self.now)
 
     def _send(self, pool: BackendPool, connection: BackendConnection, *, reused: bool) -> None:
         request = self.exchange.request
@@ -217,4 +233,12 @@ class Driver:
             head += b"x-request-id: %b\r\n\r\n" % request.id.encode()
         self._connection = connection
         connection.send(self, head, request.body)
-        self.exchange.sent(self._clock(), reused=reused)
+        self.exchange.sent(self.now, reused=reused)
+
+    _HANDLERS: ClassVar[dict[type[Action], Callable[[Driver, Any], None]]] = {
+        Write: _write,
+        Open: _open,
+        Sample: _sample,
+        Finish: _finish,
+        Do: _do,
+    }

@@ -24,7 +24,7 @@ from router import errors
 from router.driver import Driver
 from router.headers import error_answer
 from router.ordinary import scope_for
-from router.receiving import Phase, ReceivingProtocol
+from router.receiving import BODY, BUSY, CLOSING, HEAD, IDLE, ReceivingProtocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -98,7 +98,7 @@ class RelayProtocol(ReceivingProtocol):
             return
         self._advancing = True
         try:
-            while self.queue and self.phase is not Phase.BUSY and self.phase is not Phase.CLOSING:
+            while self.queue and self.phase is not BUSY and self.phase is not CLOSING:
                 self._start(self.queue.popleft())
         except Exception:  # noqa: BLE001 (the connection must go on)
             _log.exception("request")
@@ -107,19 +107,19 @@ class RelayProtocol(ReceivingProtocol):
             self._advancing = False
 
     def _start(self, incoming: Incoming) -> None:
-        self._enter(Phase.BUSY)
+        self._enter(BUSY, self.now)
         self._ahead = 0
         if incoming.error is not None:
             self._answer(incoming.error, incoming)
         elif incoming.route is None:
             self._start_ordinary(incoming)
         else:
-            request = self.relay.request_from(incoming, self.since)
+            request = self.relay.request_from(incoming, self.now)
             if isinstance(request, errors.ErrorAnswer):
                 self._answer(request, incoming, close=not incoming.keep_alive)
                 return
             self.driver = Driver(request, self, self.relay)
-            self.relay.submit(self.driver)
+            self.relay.submit(self.driver, self.now)
 
     def _fail(self) -> None:
         """A fault of ours: whatever was counted is released, and the client is told."""
@@ -154,14 +154,14 @@ class RelayProtocol(ReceivingProtocol):
 
     def _ordinary_done(self) -> None:
         self.server_state.total_requests += 1
-        self._next(close=not self.cycle.keep_alive)
+        self._next(self.clock(), close=not self.cycle.keep_alive)
 
-    def exchange_done(self, driver: Driver, *, close: bool) -> None:
+    def exchange_done(self, driver: Driver, now: float, *, close: bool) -> None:
         """A relayed answer is complete."""
         if self.driver is driver:
             self.driver = None
             self.server_state.total_requests += 1
-            self._next(close=close)
+            self._next(now, close=close)
 
     def exchange_broken(self, driver: Driver) -> None:
         """A relayed answer ends without its proper end, which must be visible as such."""
@@ -173,18 +173,18 @@ class RelayProtocol(ReceivingProtocol):
         else:
             self.transport.abort()  # towards HTTP/1.0 only a reset does
 
-    def _next(self, *, close: bool) -> None:
+    def _next(self, now: float, *, close: bool) -> None:
         self._release_all_but_waiting()
         if close or self._leaving or (self._deaf and not self.queue):
             self._close()
             return
-        arriving = self.incoming
-        if arriving is None:
-            self._enter(Phase.IDLE)
+        if self.incoming is not None:
+            self._enter(BODY, now)
+            self._say_continue()
         else:
-            self._enter(Phase.BODY if arriving.headers_done else Phase.HEAD)
-        self._say_continue()
-        self._advance()
+            self._enter(IDLE if self._headers is None else HEAD, now)
+        if self.queue:
+            self._advance()
 
     # ------------------------------------------------------------------ refusing and closing
 
@@ -204,15 +204,15 @@ class RelayProtocol(ReceivingProtocol):
         if close and not whole and not self.transport.is_closing():
             # The client may still be sending: closing now would reset what it has yet to read.
             self._deaf = True
-            self._enter(Phase.CLOSING)
+            self._enter(CLOSING, self.clock())
             if self.transport.can_write_eof():
                 self.transport.write_eof()
         else:
-            self._next(close=close)
+            self._next(self.clock(), close=close)
 
     def _close(self) -> None:
         self._deaf = True
-        self._enter(Phase.CLOSING)
+        self._enter(CLOSING, self.clock())
         self.transport.close()
 
     # ------------------------------------------------------------------ time and shutdown
@@ -221,19 +221,17 @@ class RelayProtocol(ReceivingProtocol):
         """Time passed: every limit in time of this connection is kept here."""
         settings = self.relay.settings
         spent = now - self.since
-        if self.phase is Phase.BUSY:
+        if self.phase is BUSY:
             if self.driver is not None:
                 self.driver.tick(now)
-        elif self.phase is Phase.IDLE:
+        elif self.phase is IDLE:
             if spent > settings.keep_alive:
                 self._close()
-        elif self.phase is Phase.CLOSING:
+        elif self.phase is CLOSING:
             if spent > (settings.write_timeout if self.transport.is_closing() else LINGER):
                 self.transport.abort()
-        elif spent > (
-            settings.header_timeout if self.phase is Phase.HEAD else settings.body_timeout
-        ):
-            if self.incoming is None:
+        elif spent > (settings.header_timeout if self.phase is HEAD else settings.body_timeout):
+            if self.incoming is None and self._headers is None:
                 self._close()  # it never said a word
             else:
                 self._refuse(errors.REQUEST_TIMEOUT)
@@ -241,10 +239,10 @@ class RelayProtocol(ReceivingProtocol):
     def shutdown(self) -> None:
         """Called by uvicorn: close as soon as nothing is under way."""
         self._leaving = True
-        if self.phase is Phase.BUSY or self.queue:
+        if self.phase is BUSY or self.queue:
             if self.cycle is not None:
                 self.cycle.keep_alive = False
-        elif self.phase is not Phase.CLOSING:
+        elif self.phase is not CLOSING:
             self._close()
 
 

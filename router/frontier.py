@@ -117,6 +117,6 @@ class Frontier(msgspec.Struct, frozen=True):
             return self.table[last]
         low = int(m)
         a, b = self.table[low], self.table[low + 1]
-        if a == b or m == low or a == INFINITE:
+        if m == low or a in {b, INFINITE}:
             return a
         return a + (b - a) * (m - low)

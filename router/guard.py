@@ -55,7 +55,7 @@ def path_of(target: bytes) -> bytes | None:
     if not target.isascii():
         return None
     path, _, _ = target.partition(b"?")
-    return path
+    return path or b"/"
 
 
 def read_head(version: str, headers: list[tuple[bytes, bytes]]) -> HeadFacts | ErrorAnswer:
@@ -103,15 +103,15 @@ def _take(facts: HeadFacts, name: bytes, value: bytes, version: str) -> ErrorAns
         else:
             facts.length = int(value)
     elif name == b"transfer-encoding":
-        if value.strip().lower() != b"chunked" or facts.chunked:
+        if value.strip(b" \t").lower() != b"chunked" or facts.chunked:
             error = errors.BAD_TRANSFER_CODING
         elif version == "1.0":
             error = errors.BAD_REQUEST.with_message("Transfer-Encoding in HTTP/1.0")
         facts.chunked = True
     elif name == b"expect":
-        facts.expects = value.strip().lower() == b"100-continue"
-        if not facts.expects:
+        if value.strip(b" \t").lower() != b"100-continue":
             error = errors.EXPECTATION_FAILED
+        facts.expects = version == "1.1"  # RFC 9110 section 10.1.1: ignored in HTTP/1.0
     elif name == b"x-request-id":
         if facts.request_id is None and _REQUEST_ID.fullmatch(value):
             facts.request_id = value.decode()
@@ -120,9 +120,10 @@ def _take(facts: HeadFacts, name: bytes, value: bytes, version: str) -> ErrorAns
     elif name == b"origin":
         facts.origin = value
     elif name == b"content-encoding":
-        facts.encoded = value.strip().lower() not in {b"", b"identity"}
+        facts.encoded |= value.strip().lower() not in {b"", b"identity"}
     elif name == PIN_HEADER:
-        facts.pinned = value.strip().lower()
+        # Given twice, it is no role.
+        facts.pinned = value.strip().lower() if facts.pinned is None else b"repeated"
     return error
 
 

@@ -3,8 +3,8 @@
 Towards a backend everything passes except what belongs to this connection (hop by hop), what says
 who the client is (keys and cookies: the client's key never reaches a backend) and what only the
 router may say (`x-crossover-*`). Towards the client everything passes except hop-by-hop headers,
-and `date` and `server`, of which each answer has one, ours. Repeated headers stay repeated, and
-`content-encoding` stays, since bodies are never decoded.
+`date` and `server`, of which each answer has one, ours, and what the backend says of CORS. Repeated
+headers stay repeated, and `content-encoding` stays, since bodies are never decoded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,13 @@ CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key", b"api-key", b"co
 # What our own client states afresh on the way to a backend.
 RESTATED: Final = frozenset({b"host", b"content-length", b"expect", b"x-request-id"})
 NOT_TO_BACKEND: Final = HOP_BY_HOP | CREDENTIALS | RESTATED
-NOT_TO_CLIENT: Final = HOP_BY_HOP | {b"content-length", b"date", b"server", b"x-request-id"}
+# SGLang lets every origin read its answers; which may read ours is for our own settings to say.
+CORS: Final = frozenset(
+    b"access-control-" + name
+    for name in (b"allow-origin", b"allow-credentials", b"allow-methods", b"allow-headers",
+                 b"allow-private-network", b"expose-headers", b"max-age")
+)  # fmt: skip
+NOT_TO_CLIENT: Final = HOP_BY_HOP | CORS | {b"content-length", b"date", b"server", b"x-request-id"}
 OWN_PREFIX: Final = b"x-crossover-"
 
 

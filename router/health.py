@@ -24,6 +24,9 @@ from router.load import ROLES, LoadTracker, Role
 
 _log = logging.getLogger("crossover")
 
+# An enum's members are slow to look up, and these are looked up for every request.
+SUCCESS, CLOSED = Outcome.SUCCESS, BreakerState.CLOSED
+
 
 class Probe(enum.StrEnum):
     """What is asked: `/ready` reads a flag (from 0.5.20), `/health` runs the engine (1 s and up)."""
@@ -56,6 +59,9 @@ class Health(enum.IntEnum):
     DOWN = 0
     UP = 1
     UNKNOWN = 2
+
+
+UNKNOWN = Health.UNKNOWN
 
 
 class _Tally:
@@ -148,6 +154,16 @@ class BackendHealth(msgspec.Struct, frozen=True, gc=False):
 class _Backend:
     __slots__ = ("breaker", "drained", "health", "role", "usable")
 
+    @property
+    def all_well(self) -> bool:
+        """Whether one more success changes nothing but the time of the last one."""
+        breaker = self.breaker
+        return (
+            breaker.consecutive == 0
+            and breaker.state is CLOSED
+            and self.health.state is not UNKNOWN
+        )
+
     def __init__(self, role: Role, breaker: Breaker, health: HealthState) -> None:
         self.role = role
         self.breaker = breaker
@@ -187,7 +203,10 @@ class PairHealth:
     def record(self, role: Role, outcome: Outcome, now: float, ticket: int = 0) -> None:
         """An exchange is over, or its attempt at this backend is: call once for each `admit`."""
         backend = self._backends[role]
-        if outcome is Outcome.SUCCESS:
+        if outcome is SUCCESS and backend.all_well:
+            backend.health.lived(now)
+            return
+        if outcome is SUCCESS:
             self.alive(role, now)
         elif outcome is Outcome.BACK_PRESSURE:
             self._tracker.refused(role, now + self._cool_down)

@@ -1,8 +1,10 @@
-"""One request as it arrives on a client's connection, before anything is done with it."""
+"""One request as it arrived on a client's connection, before anything is done with it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+import msgspec
 
 from router import errors
 from router.errors import ErrorAnswer
@@ -11,87 +13,96 @@ from router.routes import Route
 
 # Bodies of the router's own endpoints are a few fields of JSON.
 MAX_OWN_BODY = 1_048_576
+Headers = list[tuple[bytes, bytes]]
+
+_NOTHING_READ = HeadFacts()
 
 
-class HeadLimits:
-    """How large a request head may be, bytes and count."""
+class HeadLimits(msgspec.Struct, frozen=True):
+    """How large a request head may be: bytes of all headers, their number, bytes of the target."""
 
-    __slots__ = ("header_bytes", "headers", "total", "url_bytes")
+    header_bytes: int
+    headers: int
+    url_bytes: int
 
-    def __init__(self, header_bytes: int, headers: int, url_bytes: int) -> None:
-        self.header_bytes = header_bytes
-        self.headers = headers
-        self.url_bytes = url_bytes
-        self.total = header_bytes + url_bytes + 64  # a head that is still not whole beyond this
+    @property
+    def total(self) -> int:
+        """Bytes beyond which a head that is still not whole is given up."""
+        return self.header_bytes + self.url_bytes + 64
 
 
 class Incoming:
-    """Collects a request from the parser's callbacks; `error` is the answer to a bad one."""
+    """A request whose head is there; the body follows. `error` is the answer to a bad one."""
 
-    __slots__ = ("_head_size", "_limits", "_table", "allow", "body", "complete", "error", "facts", "headers",
-                 "headers_done", "keep_alive", "method", "path", "route", "size", "target",
-                 "version", "waits_for_continue")  # fmt: skip
+    # Most requests never set these: what is not set costs nothing.
+    error: ErrorAnswer | None = None
+    allow = b""  # for a 405
+    complete = False
+    waits_for_continue = False
+    size = 0  # bytes of the body so far
+    path = b""
+    route: Route | None = None
+    facts = _NOTHING_READ
 
-    def __init__(self, limits: HeadLimits, table: Mapping[bytes, Route]) -> None:
-        self._limits = limits
-        self._table = table
-        self._head_size = 0
-        self.target = b""
-        self.headers: list[tuple[bytes, bytes]] = []
-        self.headers_done = False
-        self.method = b""
-        self.version = "1.1"
-        self.keep_alive = True
-        self.path = b""
-        self.route: Route | None = None
-        self.facts = HeadFacts()
-        self.body: list[bytes] = []
-        self.size = 0
-        self.complete = False
-        self.error: ErrorAnswer | None = None
-        self.allow = b""  # for a 405
-        self.waits_for_continue = False
-
-    def url(self, part: bytes) -> None:
-        """A piece of the request target."""
-        if len(self.target) + len(part) > self._limits.url_bytes:
-            self.error = self.error or errors.URL_TOO_LONG
-        else:
-            self.target += part
-
-    def header(self, name: bytes, value: bytes) -> None:
-        """One header; beyond the limits nothing is kept."""
-        self._head_size += len(name) + len(value) + 4
-        if self._head_size > self._limits.header_bytes or len(self.headers) >= self._limits.headers:
-            self.error = self.error or errors.HEADERS_TOO_LARGE
-        else:
-            self.headers.append((name.lower(), value))
-
-    def head_complete(self, method: bytes, version: str, *, keep_alive: bool) -> None:
-        """All headers are there: check them and find the route."""
-        self.headers_done = True
-        self.method, self.version = method, version
+    def __init__(
+        self,
+        method: bytes = b"",
+        target: bytes = b"",
+        headers: Headers | None = None,
+        version: str = "1.1",
+        *,
+        keep_alive: bool = False,
+    ) -> None:
+        """Header names are lower case. Without arguments: a request that was never read."""
+        self.method = method
+        self.target = target
+        self.headers: Headers = headers if headers is not None else []
+        self.version = version
         self.keep_alive = keep_alive and version == "1.1"
+        self.body: list[bytes] = []
+
+    @classmethod
+    def failed(cls, error: ErrorAnswer) -> Incoming:
+        """A request that could not be read."""
+        incoming = cls()
+        incoming.error = error
+        return incoming
+
+    def check(self, limits: HeadLimits, table: Mapping[bytes, Route]) -> None:
+        """Check the head, take from it what is needed, and find the route."""
+        self.error = self._over(limits)
         if self.error is not None:
             return
-        facts = read_head(version, self.headers)
+        facts = read_head(self.version, self.headers)
         if isinstance(facts, ErrorAnswer):
             self.error = facts
             return
         self.facts = facts
-        if facts.upgrade:
-            self.keep_alive = False
+        route = table.get(self.target)  # the plain spelling, which nearly all clients use
+        if route is not None and route.method == self.method:
+            self.path, self.route = self.target, route
+            return
         path = path_of(self.target)
-        if method in {b"CONNECT", b"TRACE"}:
+        if self.method in {b"CONNECT", b"TRACE"}:
             self.error = errors.METHOD_NOT_ALLOWED
         elif path is None:
             self.error = errors.BAD_REQUEST.with_message("the request target is not a path")
         else:
-            self._find(path)
+            self._find(path, table)
 
-    def _find(self, path: bytes) -> None:
+    def _over(self, limits: HeadLimits) -> ErrorAnswer | None:
+        if len(self.target) > limits.url_bytes:
+            return errors.URL_TOO_LONG
+        size = 0
+        for name, value in self.headers:
+            size += len(name) + len(value) + 4
+        if size > limits.header_bytes or len(self.headers) > limits.headers:
+            return errors.HEADERS_TOO_LARGE
+        return None
+
+    def _find(self, path: bytes, table: Mapping[bytes, Route]) -> None:
         self.path = path
-        route = self._table.get(path)
+        route = table.get(path)
         if route is None:
             return
         if self.method == route.method:

@@ -143,13 +143,16 @@ class PeakWindow:
 class BackendCounts:
     """The mutable record of one backend inside the tracker. Read it, never write it."""
 
-    __slots__ = ("_peak", "contended_until", "foreign", "in_flight", "role", "telemetry", "usable")
+    __slots__ = ("_peak", "cap", "contended_until", "foreign", "in_flight", "role", "telemetry",
+                 "usable")  # fmt: skip
 
     def __init__(self, role: Role) -> None:
         self.role = role
         self.in_flight = 0
         self.foreign = 0
         self.telemetry: Telemetry | None = None
+        # The cap is a setting of the backend: it outlives the telemetry that named it.
+        self.cap: int | None = None
         self.usable = True
         self.contended_until = float("-inf")
         self._peak = PeakWindow()
@@ -229,6 +232,8 @@ class LoadTracker:
         counts = self.of(role)
         own = counts.own_peak(telemetry.taken_at, telemetry.read_at)
         counts.telemetry = telemetry
+        if telemetry.max_running is not None:
+            counts.cap = telemetry.max_running
         counts.foreign = max(0, telemetry.running + telemetry.queued - own)
 
     def set_usable(self, role: Role, *, usable: bool) -> None:
@@ -244,10 +249,8 @@ class LoadTracker:
         contended = counts.contended_until > now
         told = counts.telemetry
         if told is None or now - told.read_at > self.stale_after:
-            # The cap is a setting of the backend: it outlives the telemetry that named it.
-            cap = told.max_running if told else None
             return BackendLoad(
-                counts.role, counts.in_flight, 0, counts.usable, contended, None, None, cap
+                counts.role, counts.in_flight, 0, counts.usable, contended, None, None, counts.cap
             )
         return BackendLoad(
             counts.role,
@@ -257,6 +260,6 @@ class LoadTracker:
             contended,
             told.queued,
             told.token_usage,
-            told.max_running,
+            counts.cap,
             fresh=True,
         )

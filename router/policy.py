@@ -21,11 +21,11 @@ not the mix of requests.
 from __future__ import annotations
 
 import enum
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
-from router.frontier import Frontier
+from router.frontier import INFINITE, Frontier, below_band
 from router.load import BackendLoad, LoadSnapshot, PolicyMemory, Role
 from router.request import RequestInfo
 
@@ -181,7 +181,7 @@ class FrontierPolicy:
         if self.frontier.always:
             return Role.SPECULATIVE, Reason.ALWAYS
         if snapshot.memory.side is Role.BASELINE:
-            low_cap = cap is None or n < cap * (1.0 - self.band)
+            low_cap = cap is None or below_band(n, cap, self.band)
             if not low_cap or not self.frontier.inside_band(n, m, self.band):
                 return Role.BASELINE, Reason.BAND
             if snapshot.now - snapshot.memory.since < self.dwell:
@@ -197,36 +197,37 @@ class FixedPolicy:
 
     def decide(self, snapshot: LoadSnapshot, info: RequestInfo) -> Decision:
         """Choose the fixed backend, or the other when that one takes no new work."""
-        return _plain(snapshot, info, self.role, Reason.FIXED)
+        n, m = snapshot.speculative.concurrency, snapshot.baseline.concurrency
+        return _plain(snapshot, info, self.role, Reason.FIXED, n, m)
 
 
 class LeastInFlightPolicy:
     """The backend with the lower concurrency; a tie goes to the speculative one.
 
     Numbers are compared in one unit: when either backend lacks fresh telemetry, both are compared
-    by own in-flight.
+    by own in-flight. The decision holds the numbers that were compared.
     """
 
     def decide(self, snapshot: LoadSnapshot, info: RequestInfo) -> Decision:
         """Choose the less loaded backend."""
         spec, base = snapshot.speculative, snapshot.baseline
         if spec.fresh and base.fresh:
-            less = spec.concurrency <= base.concurrency
+            n, m = spec.concurrency, base.concurrency
         else:
-            less = spec.in_flight <= base.in_flight
-        role = Role.SPECULATIVE if less else Role.BASELINE
-        return _plain(snapshot, info, role, Reason.LEAST_IN_FLIGHT)
+            n, m = spec.in_flight, base.in_flight
+        role = Role.SPECULATIVE if n <= m else Role.BASELINE
+        return _plain(snapshot, info, role, Reason.LEAST_IN_FLIGHT, n, m)
 
 
 class RoundRobinPolicy:
-    """One and the other in turn. `memory.side` is the backend named last."""
+    """One and the other in turn; a pinned request takes no turn. `memory.side` had the last one."""
 
     def decide(self, snapshot: LoadSnapshot, info: RequestInfo) -> Decision:
         """Choose the backend that was not named last."""
         role = snapshot.memory.side.other
-        return _plain(
-            snapshot, info, role, Reason.ROUND_ROBIN, memory=PolicyMemory(role, snapshot.now)
-        )
+        turn = snapshot.memory if info.pinned is not None else PolicyMemory(role, snapshot.now)
+        n, m = snapshot.speculative.concurrency, snapshot.baseline.concurrency
+        return _plain(snapshot, info, role, Reason.ROUND_ROBIN, n, m, turn)
 
 
 def _plain(
@@ -234,6 +235,8 @@ def _plain(
     info: RequestInfo,
     role: Role,
     reason: Reason,
+    n: int,
+    m: int,
     memory: PolicyMemory | None = None,
 ) -> Decision:
     """A decision of a policy without a line: pinning and availability come first."""
@@ -242,14 +245,7 @@ def _plain(
         backend, reason = _pinned(snapshot, info.pinned)
     elif not snapshot.of(role).available:
         backend, reason = _available(snapshot), Reason.UNAVAILABLE
-    return Decision(
-        backend,
-        reason,
-        snapshot.speculative.concurrency,
-        snapshot.baseline.concurrency,
-        None,
-        memory or snapshot.memory,
-    )
+    return Decision(backend, reason, n, m, None, memory or snapshot.memory)
 
 
 def _pinned(snapshot: LoadSnapshot, role: Role) -> tuple[Role | None, Reason]:
@@ -260,3 +256,43 @@ def _available(snapshot: LoadSnapshot) -> Role | None:
     if snapshot.speculative.available:
         return Role.SPECULATIVE
     return Role.BASELINE if snapshot.baseline.available else None
+
+
+def agrees(
+    decision: Decision, band: float, scope: Literal["total", "speculative", "table"] = "total"
+) -> bool:
+    """Whether the numbers of a decision bear out its reason.
+
+    `band` and `scope` are those of the line that decided. The edge of a table's band is not among
+    the numbers: BAND and DWELL need only be below its line.
+    """
+    backend, reason, n, m = decision.backend, decision.reason, decision.n, decision.m
+    line, k, speculative = decision.frontier, decision.threshold, backend is Role.SPECULATIVE
+    match reason:
+        case Reason.PINNED | Reason.UNAVAILABLE:
+            return True
+        case Reason.FIXED | Reason.ROUND_ROBIN | Reason.REPLAY_CONNECT | Reason.REPLAY_REFUSED:
+            return backend is not None
+        case Reason.LEAST_IN_FLIGHT:
+            return backend is not None and speculative is (n <= m)
+    if line is None or k is None or backend is None:
+        return False
+    load, limit = (n + m, max(0.0, k - m)) if scope == "total" else (n, k)
+    low = below_band(load, k, band) and below_band(n, line, band)  # the line in force may be a cap
+    match reason:
+        case Reason.BELOW_THRESHOLD | Reason.ALWAYS:
+            fits = speculative and n < line and (reason is not Reason.ALWAYS or k == INFINITE)
+        case Reason.NEVER:
+            fits = not speculative and k == 0
+        case Reason.AT_THRESHOLD:
+            fits = not speculative and load >= k
+        case Reason.CAP:
+            fits = not speculative and line <= n and load < k
+        case Reason.BAND | Reason.DWELL:
+            edge = scope == "table" or low is (reason is Reason.DWELL)
+            fits = not speculative and n < line and edge
+        case Reason.CONTENDED | Reason.QUEUED | Reason.KV_CACHE:
+            fits = speculative or n < line  # sent away from the speculative side: below the line
+        case _:
+            fits = not speculative  # a fence
+    return fits and line <= limit

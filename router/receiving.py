@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from router import errors
 from router.framing import ChunkedReader, FramingError
-from router.incoming import MAX_OWN_BODY, Incoming
+from router.incoming import MAX_OWN_BODY, Headers, Incoming
 from router.routes import TABLE
 
 if TYPE_CHECKING:
@@ -47,6 +47,10 @@ class Phase(enum.Enum):
     CLOSING = enum.auto()  # the last answer was written; what still comes is ignored
 
 
+# An enum's members are slow to look up, and these are looked up several times per request.
+HEAD, BODY, IDLE, BUSY, CLOSING = Phase
+
+
 class ReceivingProtocol(HttpToolsProtocol):
     """Collects requests; `_advance` of the subclass takes them from `queue`."""
 
@@ -62,13 +66,17 @@ class ReceivingProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.relay = relay
-        self.phase = Phase.HEAD
-        self.since = relay.clock()  # when the phase began; in BODY, when the last bytes came
-        self.incoming: Incoming | None = None
+        self.clock = relay.clock
+        self.phase = HEAD
+        self.now = relay.clock()  # when the current read began
+        self.since = self.now  # when the phase began; in BODY, when the last bytes came
+        self.incoming: Incoming | None = None  # its head is there, its body is arriving
+        self._target = b""
+        self._headers: Headers | None = None  # of a head that is arriving
         self.queue: deque[Incoming] = deque()
         self._ahead = 0  # bytes received while BUSY
         self._deaf = False  # nothing that still comes can be a request
-        self._head_bytes = 0  # received in this phase, if it is HEAD
+        self._head_bytes = 0  # received of the head that is arriving
         self._raw_body: ChunkedReader | int | None = None  # after an Upgrade, see `_upgraded`
         self._buffered = 0  # bytes of bodies counted in `relay.buffered`
 
@@ -76,13 +84,14 @@ class ReceivingProtocol(HttpToolsProtocol):
         """Feed the parser; its callbacks do the rest."""
         if self._deaf:
             return
-        if self.phase is Phase.BUSY:
+        self.now = self.clock()
+        if self.phase is BUSY:
             self._ahead += len(data)
             if self._ahead > MAX_AHEAD:
                 self.transport.abort()
                 return
-        elif self.phase is Phase.BODY:
-            self.since = self.relay.clock()
+        elif self.phase is BODY:
+            self.since = self.now
         if self._raw_body is not None:
             self._feed_raw_body(data)
             return
@@ -93,7 +102,7 @@ class ReceivingProtocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             if not self._deaf:
                 self._refuse(errors.BAD_REQUEST)
-        if self.phase is Phase.HEAD and not self._deaf:
+        if self._headers is not None and not self._deaf:
             # The parser keeps an unfinished header to itself, however long it grows.
             self._head_bytes += len(data)
             if self._head_bytes > self.relay.head_limits.total:
@@ -136,44 +145,49 @@ class ReceivingProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """A request begins."""
-        self.incoming = Incoming(self.relay.head_limits, self.table)
-        if self.phase is Phase.IDLE:
-            self._enter(Phase.HEAD)
+        self._target = b""
+        self._headers = []
+        self._head_bytes = 0
+        if self.phase is IDLE:
+            self._enter(HEAD, self.now)
 
     def on_url(self, url: bytes) -> None:
         """A piece of the target."""
-        if self.incoming is not None:
-            self.incoming.url(url)
+        self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header, or a trailer, which is dropped."""
-        incoming = self.incoming
-        if incoming is not None and not incoming.headers_done:
-            incoming.header(name, value)
+        if self._headers is not None:
+            self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         """The head is there: refuse it now, or let the body come."""
-        incoming = self.incoming
-        if incoming is None:
+        headers, self._headers = self._headers, None
+        if headers is None or self._deaf:
             return
         try:
             parser = self.parser
-            incoming.head_complete(
+            self.incoming = incoming = Incoming(
                 parser.get_method(),
+                self._target,
+                headers,
                 parser.get_http_version(),
                 keep_alive=parser.should_keep_alive(),
             )
-            # Only with the Connection header that belongs to it is an Upgrade one to the parser.
-            incoming.facts.upgrade = bool(parser.should_upgrade())
+            incoming.check(self.relay.head_limits, self.table)
             error = incoming.error or self.relay.admission_error(incoming)
             if error is not None:
                 self._refuse(error)
                 return
+            if incoming.facts.upgrade:
+                # Only with the Connection header that belongs to it is it one to the parser.
+                incoming.facts.upgrade = bool(parser.should_upgrade())
+                incoming.keep_alive = False
             if incoming.facts.expects:
                 incoming.waits_for_continue = True
                 self._say_continue()
-            if self.phase is Phase.HEAD:
-                self._enter(Phase.BODY)
+            if self.phase is HEAD:
+                self._enter(BODY, self.now)
         except Exception:  # noqa: BLE001 (see above)
             _log.exception("request head")
             self._refuse(errors.INTERNAL)
@@ -183,16 +197,19 @@ class ReceivingProtocol(HttpToolsProtocol):
         incoming = self.incoming
         if incoming is None or self._deaf:
             return
-        incoming.waits_for_continue = False
-        limit = self.relay.settings.max_body if incoming.route is not None else MAX_OWN_BODY
-        if incoming.size + len(body) > limit:
+        if incoming.waits_for_continue:
+            incoming.waits_for_continue = False
+        relay = self.relay
+        length = len(body)
+        size = incoming.size + length
+        if size > (relay.max_body if incoming.route is not None else MAX_OWN_BODY):
             self._refuse(errors.BODY_TOO_LARGE)
-        elif self.relay.buffered + len(body) > self.relay.settings.max_buffered:
+        elif relay.buffered + length > relay.max_buffered:
             self._refuse(errors.OVERLOADED)
         else:
-            incoming.size += len(body)
-            self._buffered += len(body)
-            self.relay.buffered += len(body)
+            incoming.size = size
+            self._buffered += length
+            relay.buffered += length
             incoming.body.append(body)
 
     def on_message_complete(self) -> None:
@@ -216,8 +233,8 @@ class ReceivingProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: ErrorAnswer) -> None:
         """Answer the request being received in its turn, and read no further ones."""
-        incoming = self.incoming or Incoming(self.relay.head_limits, self.table)
-        self.incoming = None
+        incoming = self.incoming or Incoming.failed(error)
+        self.incoming = self._headers = None
         self._deaf = True
         incoming.error = error
         self.relay.metrics.reject(error.code)
@@ -230,7 +247,7 @@ class ReceivingProtocol(HttpToolsProtocol):
         if (
             incoming is not None
             and incoming.waits_for_continue
-            and self.phase is not Phase.BUSY
+            and self.phase is not BUSY
             and not self.queue
         ):
             incoming.waits_for_continue = False
@@ -241,14 +258,13 @@ class ReceivingProtocol(HttpToolsProtocol):
         if data and not self.transport.is_closing():
             self.transport.write(data)
 
-    def _enter(self, phase: Phase) -> None:
+    def _enter(self, phase: Phase, now: float) -> None:
         self.phase = phase
-        self._head_bytes = 0
-        self.since = self.relay.clock()
+        self.since = now
 
     def _release_all_but_waiting(self) -> None:
         """Give back the bytes of bodies that are no longer held."""
-        held = sum(waiting.size for waiting in self.queue)
+        held = sum(waiting.size for waiting in self.queue) if self.queue else 0
         if self.incoming is not None:
             held += self.incoming.size
         self.relay.buffered -= self._buffered - held

@@ -82,6 +82,7 @@ class Relay:
         self.decisions = decisions
         self.access_log = access_log
         self.keys = keys
+        self._keyed = len(keys) > 0
         self.clock = clock
         self.shared = Shared(
             tracker, policy, rules_from(settings), RetryBudget(settings.retry_budget),
@@ -91,6 +92,9 @@ class Relay:
             settings.max_header_bytes, settings.max_headers, settings.max_url_bytes
         )
         self.buffered = 0  # bytes of request bodies held
+        self.max_body = settings.max_body
+        self.max_buffered = settings.max_buffered
+        self._max_in_flight = settings.max_in_flight
         self.started_at = clock()
         # uvicorn's own sets, once it listens
         self.connections: set[RelayProtocol] = set()
@@ -138,10 +142,12 @@ class Relay:
     def admission_error(self, incoming: Incoming) -> ErrorAnswer | None:
         """What can be refused on the head alone, before a body is asked for."""
         length = incoming.facts.length
-        if length is not None and length > self.settings.max_body:
+        if length is not None and length > self.max_body:
             return errors.BODY_TOO_LARGE
-        if incoming.route is not None and not self.keys.accepts(
-            incoming.headers, path=incoming.path
+        if (
+            self._keyed
+            and incoming.route is not None
+            and not self.keys.accepts(incoming.headers, path=incoming.path)
         ):
             return errors.UNAUTHORIZED
         return None
@@ -180,7 +186,7 @@ class Relay:
             now,
             incoming.version == "1.0",
             incoming.keep_alive,
-            self.cors_lines(facts.origin),
+            self.cors_lines(facts.origin) if self._origins else b"",
         )
 
     def cors_lines(self, origin: bytes | None) -> bytes:
@@ -198,10 +204,10 @@ class Relay:
             vary,
         )
 
-    def submit(self, driver: Driver) -> None:
+    def submit(self, driver: Driver, now: float) -> None:
         """Start an exchange now, let it wait its turn, or turn it away."""
-        if not self._waiting and self.tracker.in_flight < self.settings.max_in_flight:
-            driver.start()
+        if not self._waiting and self.tracker.in_flight < self._max_in_flight:
+            driver.start(now)
         elif len(self._waiting) < self.settings.queue_size:
             driver.queued = True
             self._waiting.append(driver)
@@ -211,7 +217,7 @@ class Relay:
 
     # ------------------------------------------------------------------ hearing of them
 
-    def decided(self, driver: Driver) -> None:
+    def decided(self, driver: Driver, now: float) -> None:
         """An exchange chose a backend, for the first time or for a replay."""
         exchange = driver.exchange
         decision = exchange.decision
@@ -221,7 +227,7 @@ class Relay:
         request = exchange.request
         driver.entries.append(
             self.decisions.add(
-                self.clock(),
+                now,
                 request.id,
                 request.route.name,
                 decision,
@@ -248,11 +254,12 @@ class Relay:
             request.received_at, exchange.decided_at, exchange.sent_at, exchange.first_byte_at,
             exchange.ended_at, waited if driver.queued else 0.0,
             len(request.body), answer.bytes_out, exchange.chunks, prompt, output,
-            _replay(exchange.retries), exchange.error,
+            _replay(exchange.retries) if exchange.retries else None, exchange.error,
         )  # fmt: skip
         self.metrics.finish(done)
-        for retry in exchange.retries:
-            self.metrics.retry(retry)
+        if exchange.retries:
+            for retry in exchange.retries:
+                self.metrics.retry(retry)
         self.access_log.add(done)
         for entry in driver.entries:
             entry.finish(outcome, answer.status, exchange.ended_at)
@@ -264,7 +271,7 @@ class Relay:
     def _let_in(self) -> None:
         """Places are free: start who waits, oldest first."""
         while self._waiting and self.tracker.in_flight < self.settings.max_in_flight:
-            self._waiting.popleft().start()
+            self._waiting.popleft().start(self.clock())
 
     # ------------------------------------------------------------------ time
 

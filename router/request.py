@@ -34,22 +34,36 @@ class BodyError(ValueError):
     """The body is not a JSON object."""
 
 
+_ABSENT = msgspec.Raw()
+
+
 class _Body(msgspec.Struct, gc=False):
     """Raw values: no type of a known field can make decoding fail."""
 
-    stream: msgspec.Raw = msgspec.Raw()
-    response_format: msgspec.Raw = msgspec.Raw()
-    regex: msgspec.Raw = msgspec.Raw()
-    ebnf: msgspec.Raw = msgspec.Raw()
-    json_schema: msgspec.Raw = msgspec.Raw()
-    logprobs: msgspec.Raw = msgspec.Raw()
-    n: msgspec.Raw = msgspec.Raw()
-    previous_response_id: msgspec.Raw = msgspec.Raw()
-    background: msgspec.Raw = msgspec.Raw()
+    stream: msgspec.Raw = _ABSENT
+    response_format: msgspec.Raw = _ABSENT
+    regex: msgspec.Raw = _ABSENT
+    ebnf: msgspec.Raw = _ABSENT
+    json_schema: msgspec.Raw = _ABSENT
+    structural_tag: msgspec.Raw = _ABSENT
+    logprobs: msgspec.Raw = _ABSENT
+    return_logprob: msgspec.Raw = _ABSENT
+    n: msgspec.Raw = _ABSENT
+    sampling_params: msgspec.Raw = _ABSENT  # of /generate: `n` and the grammars are in it
+    previous_response_id: msgspec.Raw = _ABSENT
+    background: msgspec.Raw = _ABSENT
+
+
+class _Format(msgspec.Struct, gc=False):
+    """A `response_format`."""
+
+    type: msgspec.Raw = _ABSENT
 
 
 _decoder = msgspec.json.Decoder(_Body)
+_format_decoder = msgspec.json.Decoder(_Format)
 _EMPTY = (b"", b"null", b"false")
+_MANY = 1_000_000  # choices, where the number written is larger than any engine takes
 
 
 def read_info(body: bytes | bytearray, pinned: Role | None = None) -> RequestInfo:
@@ -57,39 +71,65 @@ def read_info(body: bytes | bytearray, pinned: Role | None = None) -> RequestInf
     try:
         found = _decoder.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise BodyError(_why(body)) from error
+        raise BodyError(_why(body, error)) from error
     stateful = None
-    if bytes(found.previous_response_id) not in _EMPTY:
+    if _given(found.previous_response_id):
         stateful = "previous_response_id"
-    elif bytes(found.background) not in _EMPTY:
+    elif _given(found.background):
         stateful = "background"
+    structured, choices = _structured(found), _count(found.n)
+    if bytes(found.sampling_params)[:1] == b"{":
+        native = _decoder.decode(found.sampling_params)
+        structured, choices = structured or _structured(native), max(choices, _count(native.n))
     return RequestInfo(
         bytes(found.stream) == b"true",
-        _structured(found),
-        bytes(found.logprobs) not in _EMPTY,
-        _count(bytes(found.n)),
+        structured,
+        _given(found.logprobs) or _given(found.return_logprob),
+        choices,
         len(body),
         stateful,
         pinned,
     )
 
 
+def _given(raw: msgspec.Raw) -> bool:
+    return raw is not _ABSENT and bytes(raw) not in _EMPTY
+
+
 def _structured(found: _Body) -> bool:
     """Whether the output is constrained by a grammar of any kind."""
-    wanted = bytes(found.response_format)
-    if wanted not in _EMPTY and b'"text"' not in wanted:
-        return True
-    return any(bytes(raw) not in _EMPTY for raw in (found.regex, found.ebnf, found.json_schema))
+    if _given(found.response_format):
+        wanted = bytes(found.response_format)
+        if wanted[:1] != b"{" or bytes(_format_decoder.decode(wanted).type) != b'"text"':
+            return True
+    return (
+        _given(found.regex)
+        or _given(found.ebnf)
+        or _given(found.json_schema)
+        or _given(found.structural_tag)
+    )
 
 
-def _count(raw: bytes) -> int:
-    return int(raw) if raw.isdigit() and len(raw) < 10 else 1
+def _count(raw: msgspec.Raw) -> int:
+    """Choices asked for. The engine reads "3" and 3.0 as 3; what is no number is for it to refuse."""
+    if raw is _ABSENT:
+        return 1
+    written = bytes(raw).strip(b'"')
+    if written.isdigit():
+        return int(written) if len(written) < 7 else _MANY
+    try:
+        value = float(written) if len(written) < 32 else 1.0
+    except ValueError:
+        return 1
+    return int(min(value, _MANY)) if value >= 1 else 1
 
 
-def _why(body: bytes | bytearray) -> str:
+def _why(body: bytes | bytearray, error: Exception) -> str:
     """One line without any of the body's text."""
     if not body:
         return "the request has no body; a JSON object is needed"
+    if isinstance(error, RecursionError):
+        return "the body is nested too deeply"
     if bytes(body[:64]).lstrip()[:1] == b"{":
         return "the body is not valid JSON"
     return "the body is not a JSON object"
