@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import typer
 from typer.exceptions import TyperException
 
+from loadtest.bench import bench
+from loadtest.demo_cli import demo
 from loadtest.engine_cli import engine
 
 app = typer.Typer(
@@ -16,6 +18,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.command("bench")(bench)
+app.command("demo")(demo)
 app.command("engine")(engine)
 
 

@@ -15,7 +15,7 @@ import itertools
 import ssl
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final, cast
+from typing import Any, Final, Self, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -212,6 +212,12 @@ class ChatClient:
             error=None if fault is None else fault[:MAX_ERROR],
             **said,
         )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Close what is idle."""

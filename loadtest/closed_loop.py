@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 from loadtest.arrivals import Closed
 from loadtest.record import RequestRecord
+
+MOST_FAILURES: Final = 50
 
 # Sends one request: its number in the run, from 0, and the level it is sent for.
 Send = Callable[[int, int], Awaitable[RequestRecord]]
@@ -16,12 +19,23 @@ class ClosedRun:
     """One run of a load. Its fields may be read while it goes on."""
 
     def __init__(
-        self, load: Closed, send: Send, clock: Callable[[], float], began: float | None = None
+        self,
+        load: Closed,
+        send: Send,
+        clock: Callable[[], float],
+        *,
+        most_failures: int = MOST_FAILURES,
     ) -> None:
-        """`clock` gives monotonic seconds; the load begins at `began`, or when `run` is called."""
+        """`clock` gives monotonic seconds; the load begins when `run` is called.
+
+        With `most_failures` failed requests the run gives up: a server that refuses at once would
+        be asked again as fast as the machine can.
+        """
         self.load = load
         self.records: list[RequestRecord] = []
-        self.began = began
+        self.failures = 0
+        self.began: float | None = None
+        self._most_failures = most_failures
         self._send = send
         self._clock = clock
         self._running: set[asyncio.Future[RequestRecord]] = set()
@@ -37,12 +51,16 @@ class ClosedRun:
         """Requests that are running."""
         return len(self._running)
 
+    @property
+    def gave_up(self) -> bool:
+        """Whether so many requests failed that no more are sent."""
+        return self.failures >= self._most_failures
+
     async def run(self) -> list[RequestRecord]:
         """Run the load and wait for the last answers. When cancelled, so are its requests."""
-        if self.began is None:
-            self.began = self._clock()
+        self.began = self._clock()
         try:
-            while (level := self.load.level_at(self.elapsed)) is not None:
+            while not self.gave_up and (level := self.load.level_at(self.elapsed)) is not None:
                 for _ in range(level.concurrency - len(self._running)):
                     self._start(level.concurrency)
                 await self._collect(level.end - self.elapsed)
@@ -66,4 +84,7 @@ class ClosedRun:
             timeout=None if seconds is None else max(0.0, seconds),
             return_when=asyncio.FIRST_COMPLETED,
         )
-        self.records.extend(task.result() for task in done)
+        for task in done:
+            record = task.result()
+            self.records.append(record)
+            self.failures += not record.ok

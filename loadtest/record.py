@@ -79,6 +79,11 @@ def as_threshold(value: float) -> Threshold:
     return "infinity" if value == math.inf else value
 
 
+def as_number(threshold: Threshold | None) -> float | None:
+    """The other way round."""
+    return math.inf if threshold == "infinity" else threshold
+
+
 def write_records(path: Path, records: Iterable[RequestRecord]) -> None:
     """Write one JSON object a line, in place of what the file held."""
     path.write_bytes(msgspec.json.Encoder().encode_lines(list(records)))

@@ -23,7 +23,7 @@ PIN_HEADER: Final = b"x-crossover-backend"
 # A client's request id is used when it can do no harm in a header, a log line or a URL.
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
 # Looked at and forwarded all the same.
-_NOTED: Final = frozenset({b"origin", b"content-encoding", b"content-type"})
+_NOTED: Final = frozenset({b"origin", b"content-encoding"})
 _SPECIAL: Final = NOT_TO_BACKEND | _NOTED | {PIN_HEADER}
 _ABSOLUTE = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 
@@ -64,8 +64,13 @@ def read_head(version: str, headers: list[tuple[bytes, bytes]]) -> HeadFacts | E
         return errors.BAD_VERSION
     lines: list[bytes] = []
     special: list[tuple[bytes, bytes]] = []
+    facts = HeadFacts()
+    hosts = 0
     for header in headers:
         name = header[0]
+        if name == b"host":
+            hosts += 1
+            continue
         if name in _SPECIAL:
             special.append(header)
             if name not in _NOTED:
@@ -73,12 +78,8 @@ def read_head(version: str, headers: list[tuple[bytes, bytes]]) -> HeadFacts | E
         # Names with an underscore are dropped: CGI-like peers read them as dashes.
         if b"_" not in name and not name.startswith(OWN_PREFIX):
             lines.append(b"%b: %b\r\n" % header)
-    facts = HeadFacts()
-    hosts = 0
     for name, value in special:
-        if name == b"host":
-            hosts += 1
-        elif name == b"connection":
+        if name == b"connection":
             named = named_in_connection(value)
             if named:
                 lines = [line for line in lines if line.partition(b":")[0] not in named]

@@ -36,6 +36,7 @@ class Role(enum.StrEnum):
 
 
 ROLES: Final = (Role.SPECULATIVE, Role.BASELINE)
+SPECULATIVE, BASELINE = ROLES  # an enum's members are slow to look up on the path of a request
 
 
 class LeaseError(RuntimeError):
@@ -117,24 +118,27 @@ class PeakWindow:
         self._last = -1
         self._value = 0
 
-    def _roll(self, now: float) -> int:
+    def _roll(self, slot: int) -> None:
         """Fill the slots passed since the last change with the value that held in them."""
-        slot = int(now / self.SLOT)
-        if slot > self._last:
-            for i in range(max(self._last + 1, slot - self.SLOTS + 1), slot + 1):
-                self._peaks[i % self.SLOTS] = self._value
-            self._last = slot
-        return self._last % self.SLOTS
+        for i in range(max(self._last + 1, slot - self.SLOTS + 1), slot + 1):
+            self._peaks[i % self.SLOTS] = self._value
+        self._last = slot
 
     def change(self, now: float, value: int) -> None:
         """Note that the counter now has this value."""
-        at = self._roll(now)
+        slot = int(now / self.SLOT)
+        if slot > self._last:
+            self._roll(slot)
         self._value = value
-        self._peaks[at] = max(self._peaks[at], value)
+        at = self._last % self.SLOTS
+        if value > self._peaks[at]:  # noqa: PLR1730 (taken twice per request)
+            self._peaks[at] = value
 
     def since(self, then: float, now: float) -> int:
         """The largest value between `then` and `now`; `then` is clipped to the window."""
-        self._roll(now)
+        slot = int(now / self.SLOT)
+        if slot > self._last:
+            self._roll(slot)
         first = max(int(then / self.SLOT), self._last - self.SLOTS + 1, 0)
         slots = range(min(first, self._last), self._last + 1)
         return max(self._peaks[i % self.SLOTS] for i in slots)
@@ -221,7 +225,7 @@ class LoadTracker:
 
     def lease(self, role: Role, now: float, memory: PolicyMemory | None = None) -> Lease:
         """Count one request on a backend; keep what the policy wants remembered."""
-        counts = self.of(role)
+        counts = self.speculative if role is SPECULATIVE else self.baseline
         counts.count(now, 1)
         if memory is not None:
             self.memory = memory

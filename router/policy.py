@@ -21,12 +21,12 @@ not the mix of requests.
 from __future__ import annotations
 
 import enum
-from typing import Literal, Protocol
+from typing import Protocol
 
 import msgspec
 
-from router.frontier import INFINITE, Frontier, below_band
-from router.load import BackendLoad, LoadSnapshot, PolicyMemory, Role
+from router.frontier import Frontier, below_band
+from router.load import BASELINE, SPECULATIVE, BackendLoad, LoadSnapshot, PolicyMemory, Role
 from router.request import RequestInfo
 
 
@@ -54,6 +54,9 @@ class Reason(enum.StrEnum):
     ROUND_ROBIN = "round_robin"
     REPLAY_CONNECT = "replay_connect"  # the first backend could not be reached
     REPLAY_REFUSED = "replay_refused"  # the first backend refused before working
+
+
+BELOW_THRESHOLD = Reason.BELOW_THRESHOLD
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False):
@@ -136,19 +139,24 @@ class FrontierPolicy:
         self.dwell = dwell
         self.marks = marks
         self.fences = fences
+        # Settled once, since a frontier never changes.
+        self._number = None if frontier.scope == "table" else frontier.threshold
+        self._never, self._always = frontier.never, frontier.always
+        self._fenced = fences != Fences()
 
     def decide(self, snapshot: LoadSnapshot, info: RequestInfo) -> Decision:
         """Choose a backend for one request."""
-        n, m = snapshot.speculative.concurrency, snapshot.baseline.concurrency
+        spec, base = snapshot.speculative, snapshot.baseline
+        n, m = spec.in_flight + spec.foreign, base.in_flight + base.foreign
         limit = self.frontier.at(m)
         side, reason = self._line(snapshot, n, m, limit)
         memory = snapshot.memory
         if side is not memory.side:
             memory = PolicyMemory(side, snapshot.now)
         backend, reason = self._choose(snapshot, info, side, reason)
-        cap = snapshot.speculative.cap
+        cap = spec.cap
         in_force = limit if cap is None or cap > limit else float(cap)
-        number = limit if self.frontier.scope == "table" else self.frontier.threshold
+        number = limit if self._number is None else self._number
         return Decision(backend, reason, n, m, in_force, memory, number)
 
     def _choose(
@@ -161,32 +169,32 @@ class FrontierPolicy:
         if not (snapshot.speculative.available and snapshot.baseline.available):
             return _available(snapshot), Reason.UNAVAILABLE
         # 3. fences
-        fence = self.fences.match(info)
+        fence = self.fences.match(info) if self._fenced else None
         if fence is not None:
-            return Role.BASELINE, fence
-        # 4. the line decided `side`; 5. marks may overrule it
+            return BASELINE, fence
+        # 4. the line decided `side`; 5. marks may overrule it, but for a line that says never
         over = self.marks.exceeded(snapshot.of(side))
-        if over is not None and self.marks.exceeded(snapshot.of(side.other)) is None:
-            return side.other, over
-        return side, reason
+        if over is None or self._never or self.marks.exceeded(snapshot.of(side.other)) is not None:
+            return side, reason
+        return side.other, over
 
     def _line(self, snapshot: LoadSnapshot, n: int, m: int, limit: float) -> tuple[Role, Reason]:
-        if self.frontier.never:
-            return Role.BASELINE, Reason.NEVER
+        if self._never:
+            return BASELINE, Reason.NEVER
         cap = snapshot.speculative.cap
         if cap is not None and cap <= n < limit:
             return Role.BASELINE, Reason.CAP
         if n >= limit:
             return Role.BASELINE, Reason.AT_THRESHOLD
-        if self.frontier.always:
-            return Role.SPECULATIVE, Reason.ALWAYS
-        if snapshot.memory.side is Role.BASELINE:
+        if self._always:
+            return SPECULATIVE, Reason.ALWAYS
+        if snapshot.memory.side is BASELINE:
             low_cap = cap is None or below_band(n, cap, self.band)
             if not low_cap or not self.frontier.inside_band(n, m, self.band):
                 return Role.BASELINE, Reason.BAND
             if snapshot.now - snapshot.memory.since < self.dwell:
                 return Role.BASELINE, Reason.DWELL
-        return Role.SPECULATIVE, Reason.BELOW_THRESHOLD
+        return SPECULATIVE, BELOW_THRESHOLD
 
 
 class FixedPolicy:
@@ -256,43 +264,3 @@ def _available(snapshot: LoadSnapshot) -> Role | None:
     if snapshot.speculative.available:
         return Role.SPECULATIVE
     return Role.BASELINE if snapshot.baseline.available else None
-
-
-def agrees(
-    decision: Decision, band: float, scope: Literal["total", "speculative", "table"] = "total"
-) -> bool:
-    """Whether the numbers of a decision bear out its reason.
-
-    `band` and `scope` are those of the line that decided. The edge of a table's band is not among
-    the numbers: BAND and DWELL need only be below its line.
-    """
-    backend, reason, n, m = decision.backend, decision.reason, decision.n, decision.m
-    line, k, speculative = decision.frontier, decision.threshold, backend is Role.SPECULATIVE
-    match reason:
-        case Reason.PINNED | Reason.UNAVAILABLE:
-            return True
-        case Reason.FIXED | Reason.ROUND_ROBIN | Reason.REPLAY_CONNECT | Reason.REPLAY_REFUSED:
-            return backend is not None
-        case Reason.LEAST_IN_FLIGHT:
-            return backend is not None and speculative is (n <= m)
-    if line is None or k is None or backend is None:
-        return False
-    load, limit = (n + m, max(0.0, k - m)) if scope == "total" else (n, k)
-    low = below_band(load, k, band) and below_band(n, line, band)  # the line in force may be a cap
-    match reason:
-        case Reason.BELOW_THRESHOLD | Reason.ALWAYS:
-            fits = speculative and n < line and (reason is not Reason.ALWAYS or k == INFINITE)
-        case Reason.NEVER:
-            fits = not speculative and k == 0
-        case Reason.AT_THRESHOLD:
-            fits = not speculative and load >= k
-        case Reason.CAP:
-            fits = not speculative and line <= n and load < k
-        case Reason.BAND | Reason.DWELL:
-            edge = scope == "table" or low is (reason is Reason.DWELL)
-            fits = not speculative and n < line and edge
-        case Reason.CONTENDED | Reason.QUEUED | Reason.KV_CACHE:
-            fits = speculative or n < line  # sent away from the speculative side: below the line
-        case _:
-            fits = not speculative  # a fence
-    return fits and line <= limit

@@ -72,6 +72,25 @@ def read_info(body: bytes | bytearray, pinned: Role | None = None) -> RequestInf
         found = _decoder.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
         raise BodyError(_why(body, error)) from error
+    if (
+        found.response_format is _ABSENT
+        and found.regex is _ABSENT
+        and found.ebnf is _ABSENT
+        and found.json_schema is _ABSENT
+        and found.structural_tag is _ABSENT
+        and found.logprobs is _ABSENT
+        and found.return_logprob is _ABSENT
+        and found.n is _ABSENT
+        and found.sampling_params is _ABSENT
+        and found.previous_response_id is _ABSENT
+        and found.background is _ABSENT
+    ):  # nearly all requests
+        stream = bytes(found.stream) == b"true"
+        return RequestInfo(stream, False, False, 1, len(body), None, pinned)
+    return _read_all(found, len(body), pinned)
+
+
+def _read_all(found: _Body, length: int, pinned: Role | None) -> RequestInfo:
     stateful = None
     if _given(found.previous_response_id):
         stateful = "previous_response_id"
@@ -86,7 +105,7 @@ def read_info(body: bytes | bytearray, pinned: Role | None = None) -> RequestInf
         structured,
         _given(found.logprobs) or _given(found.return_logprob),
         choices,
-        len(body),
+        length,
         stateful,
         pinned,
     )

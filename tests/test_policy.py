@@ -21,6 +21,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from router.agreement import agrees
 from router.frontier import Frontier, Scope
 from router.load import BackendLoad, Lease, LoadSnapshot, LoadTracker, PolicyMemory, Role, Telemetry
 from router.policies import make_frontier
@@ -34,7 +35,6 @@ from router.policy import (
     Policy,
     Reason,
     RoundRobinPolicy,
-    agrees,
 )
 from router.request import NOTHING_KNOWN, RequestInfo
 

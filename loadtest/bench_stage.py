@@ -1,0 +1,123 @@
+"""What `loadtest bench` runs on: the servers, the proxies before them, and a core for each side."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from loadtest.bench_cost import (
+    BARE,
+    DIRECT,
+    ROUTER,
+    Machine,
+    Row,
+    Session,
+    Usage,
+    own_cores,
+    pin,
+    this_machine,
+)
+from loadtest.bench_load import NoAnswerError, until_ready
+from loadtest.children import Child, ChildError, Children
+from router import __version__
+
+START_S: Final = 20.0
+PORTS: Final = r"listening on (\d+)(?: (\d+))?"
+ROUTER_PORT: Final = r'"port": ?(\d+), "admin_port"'
+SPARE_FILES: Final = 128  # open ones, besides the connections
+SELF: Final = "loadtest.bench_backend"
+
+
+class Target(msgspec.Struct):
+    """Where the load goes, and what came of it."""
+
+    row: Row
+    ports: list[int]
+    session: Session | None = None  # None: there is no proxy
+
+    def usage(self) -> Usage:
+        """What the proxy has used so far."""
+        return self.session.usage() if self.session else Usage()
+
+    def memory_mb(self) -> float | None:
+        """What it holds now."""
+        return round(self.session.memory_mb(), 1) if self.session else None
+
+    def count(self, errors: Mapping[str, int]) -> None:
+        """Add to the row's errors."""
+        for why, number in errors.items():
+            if number:
+                self.row.errors[why] = self.row.errors.get(why, 0) + number
+
+
+class Stage:
+    """All that was started, and the cores that it runs on."""
+
+    def __init__(self, children: Children, directory: Path) -> None:
+        cores = own_cores()
+        pinned = len(cores) > 1
+        self.machine: Machine = this_machine(pinned=pinned)
+        self._load_cores, self._proxy_cores = (cores[:1], cores[1:2]) if pinned else (cores, cores)
+        self._children = children
+        self._directory = directory
+
+    async def start(self) -> list[Target]:
+        """Start everything, and wait until it answers. Raises ChildError and NoAnswerError."""
+        pin(0, self._load_cores)
+        servers = self._children.start("servers", SELF, "servers").wait_for(PORTS, START_S)
+        direct = Target(Row(name=DIRECT, version="", machine=self.machine), [])
+        direct.ports = [int(port) for port in servers.groups()]
+        relay = self._children.start("bare relay", SELF, "relay", *servers.groups())
+        targets = [direct, await self._proxy(BARE, "in this Python", relay, PORTS)]
+        one, other = (f"http://127.0.0.1:{port}" for port in direct.ports)
+        router = self._children.start(
+            *("router", "router", "serve", "--speculative", one, "--baseline", other),
+            *("--threshold", "32", "--port", "0", "--admin-port", "0"),
+            *("--drain-delay", "0", "--drain-timeout", "1s"),
+        )
+        targets.append(await self._proxy(ROUTER, __version__, router, ROUTER_PORT))
+        program = shutil.which("nginx")
+        if program:
+            # One that is there and yet does not run here is no reason to stop.
+            with contextlib.suppress(ChildError, NoAnswerError, OSError):
+                targets.append(await self._nginx(program, direct.ports))
+        return targets
+
+    async def _nginx(self, program: str, ports: list[int]) -> Target:
+        said = subprocess.run([program, "-v"], capture_output=True, check=True, text=True)  # noqa: ASYNC221, S603
+        version = said.stderr.strip().rpartition("/")[2]
+        place = [*map(str, ports), str(self._directory)]
+        child = self._children.start("nginx", SELF, "nginx", program, *place)
+        return await self._proxy("nginx", version, child, PORTS)
+
+    async def _proxy(self, name: str, version: str, child: Child, pattern: str) -> Target:
+        pin(child.pid, self._proxy_cores)
+        port = int(child.wait_for(pattern, START_S)[1])
+        await until_ready(port)
+        row = Row(name=name, version=version, machine=self.machine)
+        return Target(row, [port], Session(child.pid))
+
+
+@contextlib.contextmanager
+def enough_files(connections: int) -> Iterator[None]:
+    """Let this process and its children have two open files for each connection."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = max(soft, 2 * connections + SPARE_FILES)
+    if soft != resource.RLIM_INFINITY and needed > soft:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+        except ValueError:
+            raise NoAnswerError(
+                f"{needed} open files are needed and {hard} allowed: raise it with ulimit -Hn"
+            ) from None
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
