@@ -19,11 +19,12 @@ from router.load import Role
 
 if TYPE_CHECKING:
     from router.actions import Request
-    from router.backend import BackendConnection, BackendPool
+    from router.backend import BackendConnection
     from router.errors import ErrorAnswer
     from router.explain import DecisionEntry
     from router.framing import ResponseHead
     from router.frontend import RelayProtocol
+    from router.pool import BackendPool
     from router.relay import Relay
 
 _log = logging.getLogger("crossover")

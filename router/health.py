@@ -24,8 +24,8 @@ from router.load import ROLES, LoadTracker, Role
 
 _log = logging.getLogger("crossover")
 
-# An enum's members are slow to look up, and these are looked up for every request.
-SUCCESS, CLOSED = Outcome.SUCCESS, BreakerState.CLOSED
+# An enum's members are slow to look up, and this one is for every request.
+SUCCESS = Outcome.SUCCESS
 
 
 class Probe(enum.StrEnum):
@@ -59,9 +59,6 @@ class Health(enum.IntEnum):
     DOWN = 0
     UP = 1
     UNKNOWN = 2
-
-
-UNKNOWN = Health.UNKNOWN
 
 
 class _Tally:
@@ -154,16 +151,6 @@ class BackendHealth(msgspec.Struct, frozen=True, gc=False):
 class _Backend:
     __slots__ = ("breaker", "drained", "health", "role", "usable")
 
-    @property
-    def all_well(self) -> bool:
-        """Whether one more success changes nothing but the time of the last one."""
-        breaker = self.breaker
-        return (
-            breaker.consecutive == 0
-            and breaker.state is CLOSED
-            and self.health.state is not UNKNOWN
-        )
-
     def __init__(self, role: Role, breaker: Breaker, health: HealthState) -> None:
         self.role = role
         self.breaker = breaker
@@ -203,11 +190,10 @@ class PairHealth:
     def record(self, role: Role, outcome: Outcome, now: float, ticket: int = 0) -> None:
         """An exchange is over, or its attempt at this backend is: call once for each `admit`."""
         backend = self._backends[role]
-        if outcome is SUCCESS and backend.all_well:
-            backend.health.lived(now)
-            return
         if outcome is SUCCESS:
             self.alive(role, now)
+            if not ticket and backend.breaker.clean:
+                return  # nearly always
         elif outcome is Outcome.BACK_PRESSURE:
             self._tracker.refused(role, now + self._cool_down)
         before = backend.breaker.state

@@ -63,10 +63,15 @@ class Telemetry(msgspec.Struct, frozen=True, gc=False):
 
 
 class PolicyMemory(msgspec.Struct, frozen=True, gc=False):
-    """What a policy remembers between decisions: the side it is on, and since when (seconds)."""
+    """What a policy remembers between decisions.
+
+    The side it is on and since when, and when the concurrency was last seen at or above the edge
+    below which the way back is open (all in seconds).
+    """
 
     side: Role = Role.SPECULATIVE
     since: float = float("-inf")
+    above_at: float = float("-inf")
 
 
 class BackendLoad(msgspec.Struct, frozen=True, gc=False):

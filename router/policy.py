@@ -56,7 +56,7 @@ class Reason(enum.StrEnum):
     REPLAY_REFUSED = "replay_refused"  # the first backend refused before working
 
 
-BELOW_THRESHOLD = Reason.BELOW_THRESHOLD
+BELOW_THRESHOLD, DWELL = Reason.BELOW_THRESHOLD, Reason.DWELL
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False):
@@ -133,7 +133,7 @@ class FrontierPolicy:
         marks: Marks = Marks(),  # noqa: B008  (frozen)
         fences: Fences = Fences(),  # noqa: B008  (frozen)
     ) -> None:
-        """`band` is a share of the line (0 <= band < 1), `dwell` seconds on the baseline side."""
+        """`band` is a share of the line (0 <= band < 1), `dwell` seconds that the load stays below it."""
         self.frontier = frontier
         self.band = band
         self.dwell = dwell
@@ -151,7 +151,10 @@ class FrontierPolicy:
         limit = self.frontier.at(m)
         side, reason = self._line(snapshot, n, m, limit)
         memory = snapshot.memory
-        if side is not memory.side:
+        if side is BASELINE and reason is not DWELL:
+            since = memory.since if memory.side is BASELINE else snapshot.now
+            memory = PolicyMemory(BASELINE, since, snapshot.now)
+        elif side is not memory.side:
             memory = PolicyMemory(side, snapshot.now)
         backend, reason = self._choose(snapshot, info, side, reason)
         cap = spec.cap
@@ -192,8 +195,10 @@ class FrontierPolicy:
             low_cap = cap is None or below_band(n, cap, self.band)
             if not low_cap or not self.frontier.inside_band(n, m, self.band):
                 return Role.BASELINE, Reason.BAND
-            if snapshot.now - snapshot.memory.since < self.dwell:
-                return Role.BASELINE, Reason.DWELL
+            # Requests that end in one step make a dip for an instant: only a load that has stayed
+            # below the edge opens the way back.
+            if snapshot.now - snapshot.memory.above_at < self.dwell:
+                return BASELINE, DWELL
         return SPECULATIVE, BELOW_THRESHOLD
 
 

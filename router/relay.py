@@ -19,7 +19,7 @@ from router.actions import Request, RetryBudget, Rules, Shared
 from router.errors import ErrorAnswer
 from router.guard import pinned_role
 from router.incoming import HeadLimits
-from router.metrics import Finished, RelayMetrics, Retry
+from router.report import record_of
 from router.request import BodyError, RequestInfo, read_info
 from router.view import ConnectionCounts
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from router.auth import KeyRing
-    from router.backend import BackendPool
     from router.config import Settings
     from router.driver import Driver
     from router.explain import AccessLog, DecisionLog
@@ -36,7 +35,9 @@ if TYPE_CHECKING:
     from router.health import PairHealth
     from router.incoming import Incoming
     from router.load import LoadTracker, Role
+    from router.metrics import RelayMetrics
     from router.policy import Policy
+    from router.pool import BackendPool
 
 SWEEP_SECONDS: Final = 0.25  # the grain of every limit in time but the peek's
 
@@ -238,31 +239,14 @@ class Relay:
     def finished(self, driver: Driver) -> None:
         """An exchange is over, whatever way it went."""
         exchange = driver.exchange
-        outcome = exchange.outcome
-        if outcome is None:
-            msg = "an exchange ended without an outcome"
-            raise RuntimeError(msg)
-        decision, request, answer = exchange.decision, exchange.request, exchange.answer
-        prompt, output = exchange.usage
-        waited = (exchange.decided_at or exchange.ended_at) - request.received_at
-        done = Finished(
-            request.id, request.route.name,
-            decision.backend if decision else None, decision.reason if decision else None,
-            decision.n if decision else 0, decision.m if decision else 0,
-            decision.threshold if decision else None,
-            answer.status, outcome, exchange.scanner is not None,
-            request.received_at, exchange.decided_at, exchange.sent_at, exchange.first_byte_at,
-            exchange.ended_at, waited if driver.queued else 0.0,
-            len(request.body), answer.bytes_out, exchange.chunks, prompt, output,
-            _replay(exchange.retries) if exchange.retries else None, exchange.error,
-        )  # fmt: skip
+        done = record_of(exchange, queued=driver.queued)
         self.metrics.finish(done)
         if exchange.retries:
             for retry in exchange.retries:
                 self.metrics.retry(retry)
         self.access_log.add(done)
         for entry in driver.entries:
-            entry.finish(outcome, answer.status, exchange.ended_at)
+            entry.finish(done.outcome, done.status, done.ended_at)
         if self._waiting:
             if exchange.decided_at is None and driver in self._waiting:
                 self._waiting.remove(driver)  # its client left while it waited
@@ -295,9 +279,3 @@ class Relay:
         for connection in list(self.connections):
             if connection.driver is not None:
                 connection.driver.abort()
-
-
-def _replay(retries: list[Retry]) -> str | None:
-    """The last replay that was made, for the log."""
-    made = [retry for retry in retries if retry is not Retry.BUDGET_EXHAUSTED]
-    return made[-1].value if made else None

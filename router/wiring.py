@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from router.auth import load_keys
-from router.backend import BackendPool
 from router.breaker import Breaker
 from router.calibration import CalibrationError, parse_calibration
 from router.explain import AccessLog, DecisionLog
@@ -16,6 +15,7 @@ from router.load import ROLES, LoadTracker, Role
 from router.metrics import RelayMetrics
 from router.policies import configured_policy, make_frontier
 from router.poller import AcceptPoller, TelemetryPoller, probe_client
+from router.pool import BackendPool
 from router.probes import HealthProber
 from router.relay import Relay
 

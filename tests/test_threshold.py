@@ -40,7 +40,7 @@ def test_a_burst_puts_exactly_k_on_the_speculative_server() -> None:
             # The load fell at once; the way back waits for the dwell, and for nothing else.
             held = (await stack.chat()).headers
             assert held["x-crossover-reason"] == "dwell"
-            left = stack.relay.tracker.memory.since
+            left = stack.relay.tracker.memory.above_at
             await asyncio.sleep(max(0.0, left + 5.0 - stack.relay.clock()))
             back = (await stack.chat()).headers
             assert back["x-crossover-backend"] == "speculative"

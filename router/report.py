@@ -1,0 +1,39 @@
+"""What is known of a request when it is over, as one value for metrics and the log."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from router.metrics import Finished, Retry
+
+if TYPE_CHECKING:
+    from router.exchange import Exchange
+
+
+def record_of(exchange: Exchange, *, queued: bool) -> Finished:
+    """The record of a finished exchange; `queued` says that it waited in our own queue."""
+    outcome = exchange.outcome
+    if outcome is None:
+        msg = "an exchange ended without an outcome"
+        raise RuntimeError(msg)
+    decision, request, answer = exchange.decision, exchange.request, exchange.answer
+    prompt, output = exchange.usage
+    received = request.received_at
+    waited = (exchange.decided_at or exchange.ended_at) - received if queued else 0.0
+    return Finished(
+        request.id, request.route.name,
+        decision.backend if decision else None, decision.reason if decision else None,
+        decision.n if decision else 0, decision.m if decision else 0,
+        decision.threshold if decision else None,
+        answer.status, outcome, exchange.scanner is not None,
+        received, exchange.decided_at, exchange.sent_at, exchange.first_byte_at,
+        exchange.ended_at, waited,
+        len(request.body), answer.bytes_out, exchange.chunks, prompt, output,
+        _last_replay(exchange.retries) if exchange.retries else None, exchange.error,
+    )  # fmt: skip
+
+
+def _last_replay(retries: list[Retry]) -> str | None:
+    """The last replay that was made."""
+    made = [retry for retry in retries if retry is not Retry.BUDGET_EXHAUSTED]
+    return made[-1].value if made else None
