@@ -92,7 +92,8 @@ class RetryBudget:
 
     def deposit(self) -> None:
         """One more request came."""
-        self.saved = min(self.reserve, self.saved + self.share)
+        if self.saved < self.reserve:
+            self.saved = min(self.reserve, self.saved + self.share)
 
     def take(self) -> bool:
         """Whether one more replay may be made; it is then paid for."""

@@ -48,12 +48,7 @@ class Answer:
         framing = b""
         if head.framing == "length":
             framing = b"content-length: %d\r\n" % head.length
-        elif head.framing == "none":
-            if head.length:
-                framing = b"content-length: %d\r\n" % head.length
-        elif self._request.http10:
-            self.close = True
-        else:
+        elif head.framing != "none" and not self._request.http10:
             self.chunked = True
             framing = b"transfer-encoding: chunked\r\n"
         return answer_head(head, self._own, framing, common, close=self.close)

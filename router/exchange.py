@@ -28,7 +28,22 @@ from router import errors
 from router.actions import Action, Actions, Do, Open, Sample, Write
 from router.breaker import Outcome as Verdict
 from router.errors import ErrorAnswer
-from router.exchange_core import ANSWERING, NOTHING, REFUSALS, ExchangeCore, State
+from router.exchange_core import (
+    ANSWERING,
+    CONNECTING,
+    DECIDING,
+    DONE,
+    HOLDING,
+    KEEP_BACKEND,
+    NOTE_DECISION,
+    NOTHING,
+    PEEKING,
+    REFUSALS,
+    RELAYING,
+    WAITING,
+    ExchangeCore,
+    State,
+)
 from router.framing import ResponseHead
 from router.metrics import Outcome, Retry
 from router.policy import Reason
@@ -40,12 +55,12 @@ __all__ = ["Exchange", "State"]
 class Exchange(ExchangeCore):
     """One request from the decision to its last byte: the events."""
 
-    __slots__ = ()
-
     # ------------------------------------------------------------------ decision and connection
 
     def start(self, now: float) -> Actions:
         """Decide and count, in one step."""
+        if self.state is not DECIDING:
+            return NOTHING
         shared = self._shared
         shared.budget.deposit()
         shared.refresh(now)
@@ -55,25 +70,25 @@ class Exchange(ExchangeCore):
         if decision.backend is None:
             pinned = self.request.info.pinned is not None
             error = errors.PINNED_UNAVAILABLE if pinned else errors.NO_BACKEND
-            return (Do.NOTE_DECISION, *self._reject(error, now))
+            return (NOTE_DECISION, *self._reject(error, now))
         self._lease = shared.tracker.lease(decision.backend, now, decision.memory)
-        self.state = State.CONNECTING
-        return (Do.NOTE_DECISION, Open(decision.backend))
+        self.state = CONNECTING
+        return (NOTE_DECISION, Open(decision.backend))
 
     def reject(self, error: ErrorAnswer, now: float) -> Actions:
         """Answer without a backend: a limit of ours was reached before the decision."""
-        return self._reject(error, now) if self.state is State.DECIDING else NOTHING
+        return self._reject(error, now) if self.state is DECIDING else NOTHING
 
     def sent(self, now: float, *, reused: bool) -> None:
         """The request was written to a connection."""
-        if self.state is State.CONNECTING:
-            self.state = State.WAITING
+        if self.state is CONNECTING:
+            self.state = WAITING
             self.sent_at = self._last_byte_at = now
             self._reused = reused
 
     def unreachable(self, now: float, *, timed_out: bool) -> Actions:
         """No connection could be made: nothing was sent. Rule (a)."""
-        if self.state is not State.CONNECTING:
+        if self.state is not CONNECTING:
             return NOTHING
         sample = Sample(self._role, Verdict.FAILURE)
         if not self.retries and self._other_usable():
@@ -85,7 +100,7 @@ class Exchange(ExchangeCore):
 
     def begin(self, head: ResponseHead, now: float) -> Actions:
         """The head of the answer is there."""
-        if self.state is not State.WAITING:
+        if self.state is not WAITING:
             return NOTHING
         self.head = head
         self.first_byte_at = self._last_byte_at = now
@@ -95,29 +110,29 @@ class Exchange(ExchangeCore):
             if self._refusal is not None:
                 return (pressure, *self._give_refusal(now))
             self._refused = self._may_replay()
-            self.state = State.HOLDING
+            self.state = HOLDING
             return (pressure,)
         if head.event_stream:
             self.scanner = SseScanner()
             if head.status == 200:
-                self.state = State.PEEKING
+                self.state = PEEKING
                 return NOTHING
         if head.framing == "length" and head.length <= self._shared.rules.hold_bytes:
-            self.state = State.HOLDING
+            self.state = HOLDING
             return NOTHING
         return self._commit()
 
     def body(self, payload: bytes, now: float) -> Actions:
         """Body bytes, without their framing."""
-        self._last_byte_at = now
-        if self.state is State.RELAYING:
+        if self.state is RELAYING:
             return (Write(self.relay(payload, b"", 1, now)),)
-        if self.state is State.HOLDING:
+        self._last_byte_at = now
+        if self.state is HOLDING:
             self._hold(payload)
             if self._held_size > self._shared.rules.hold_bytes:
                 return self._commit()
             return NOTHING
-        if self.state is State.PEEKING:
+        if self.state is PEEKING:
             self._hold(payload)
             return self._peek(now)
         return NOTHING
@@ -139,13 +154,13 @@ class Exchange(ExchangeCore):
 
     def end(self, now: float, *, reusable: bool) -> Actions:
         """The answer is complete."""
-        spare = Do.KEEP_BACKEND if reusable else Do.DROP_BACKEND
+        spare = KEEP_BACKEND if reusable else Do.DROP_BACKEND
         if self.state not in ANSWERING or self.head is None:
             return NOTHING
         if self._refused:
             return self._replay_refusal(spare, now)
         out = b""
-        if self.state is not State.RELAYING:
+        if self.state is not RELAYING:
             if self.scanner is None:
                 self._read_usage()
             out = self._take_held()
@@ -162,35 +177,34 @@ class Exchange(ExchangeCore):
 
         `answered` says that at least one byte of an answer had come.
         """
-        if self.state in {State.DECIDING, State.CONNECTING, State.DONE}:
+        if self.state in {DECIDING, CONNECTING, DONE}:
             return NOTHING
         if self._stale(now) and not answered:
-            self.retries.append(Retry.STALE)
-            self.state = State.CONNECTING
+            self.retries += (Retry.STALE,)
+            self.state = CONNECTING
             return (Open(self._role, fresh=True),)
         error = errors.BACKEND_PROTOCOL if invalid else errors.BACKEND_LOST
-        sample = Sample(self._role, Verdict.FAILURE)
-        return (sample, *self._give_up(error, Outcome.BACKEND_LOST, now))
+        return (*self._failure(), *self._give_up(error, Outcome.BACKEND_LOST, now))
 
     # ------------------------------------------------------------------ the client
 
     def client_gone(self, now: float) -> Actions:
         """The client left. Nothing more is written, nothing is started."""
-        if self.state is State.DONE:
+        if self.state is DONE:
             return NOTHING
         self._settle(Outcome.CLIENT_GONE, now)
         return (Do.DROP_BACKEND,)
 
     def client_paused(self, now: float) -> Actions:
         """The client reads slower than the backend writes."""
-        if self.state is State.DONE or self._paused_at is not None:
+        if self.state is DONE or self._paused_at is not None:
             return NOTHING
         self._paused_at = now
         return (Do.PAUSE_BACKEND,)
 
     def client_resumed(self, now: float) -> Actions:
         """The client reads again."""
-        if self.state is State.DONE or self._paused_at is None:
+        if self.state is DONE or self._paused_at is None:
             return NOTHING
         self._paused_at = None
         self._last_byte_at = now
@@ -200,33 +214,34 @@ class Exchange(ExchangeCore):
 
     def peek_expired(self) -> Actions:
         """The first event did not come soon after the head: let the head go."""
-        return self._commit() if self.state is State.PEEKING else NOTHING
+        return self._commit() if self.state is PEEKING else NOTHING
 
     def tick(self, now: float) -> Actions:
         """Time passed. Called every now and then, so limits are kept to about that grain."""
         rules = self._shared.rules
+        if self.state is DONE:
+            return NOTHING
         if self._paused_at is not None:
             if now - self._paused_at > rules.write_timeout:
                 self.error = "write_timeout"
                 return (Do.DROP_BACKEND, *self._broken(Outcome.CLIENT_GONE, now))
             return NOTHING
         silent = now - self._last_byte_at
-        if self.state is State.WAITING and silent > rules.first_byte_timeout:
+        if self.state is WAITING and silent > rules.first_byte_timeout:
             error = errors.FIRST_BYTE_TIMEOUT
         elif self.state in ANSWERING and silent > rules.idle_timeout:
             error = errors.IDLE_TIMEOUT
         else:
             return NOTHING
-        sample = Sample(self._role, Verdict.FAILURE)
-        return (sample, *self._give_up(error, Outcome.TIMEOUT, now))
+        return (*self._failure(), *self._give_up(error, Outcome.TIMEOUT, now))
 
     def flowing(self, now: float) -> bool:
         """Whether bytes of an answer came within the last second."""
-        return self.state is State.RELAYING and now - self._last_byte_at < 1.0
+        return self.state is RELAYING and now - self._last_byte_at < 1.0
 
     def abort(self, now: float) -> Actions:
         """The drain limit is reached: end it with an explicit break."""
-        if self.state is State.DONE:
+        if self.state is DONE:
             return NOTHING
         self._refusal = None
         return self._give_up(errors.DRAIN_LIMIT, Outcome.BROKEN, now)

@@ -17,7 +17,7 @@ from router.framing import ResponseHead
 from router.load import Lease, Role
 from router.metrics import Outcome, Retry
 from router.policy import Decision, Reason
-from router.sse import SseScanner, Usage, data_lines, error_code, first_event_end
+from router.sse import SseScanner, Usage, error_code, first_event
 
 REFUSALS: Final = frozenset({429, 503})
 NOTHING: Final[Actions] = ()
@@ -35,7 +35,11 @@ class State(enum.Enum):
     DONE = enum.auto()
 
 
-ANSWERING: Final = frozenset({State.HOLDING, State.PEEKING, State.RELAYING})
+ANSWERING: Final = (State.HOLDING, State.PEEKING, State.RELAYING)
+# An enum's members are slow to look up, and these are looked up for every request.
+DECIDING, CONNECTING, WAITING, HOLDING, PEEKING, RELAYING, DONE = State
+KEEP_BACKEND, NOTE_DECISION = Do.KEEP_BACKEND, Do.NOTE_DECISION
+SUCCESS, OK = Verdict.SUCCESS, Outcome.OK
 
 
 class Refusal:
@@ -52,39 +56,34 @@ class Refusal:
 class ExchangeCore:
     """State and inner steps of one request."""
 
-    __slots__ = (
-        "_held", "_held_size", "_last_byte_at", "_lease", "_paused_at", "_pressed", "_refusal",
-        "_refused", "_reused", "_shared", "answer", "chunks", "decided_at", "decision", "ended_at",
-        "error", "first_byte_at", "head", "outcome", "request", "retries", "scanner", "sent_at",
-        "state", "usage",
-    )  # fmt: skip
+    # Most exchanges never set most of these: what is not set costs nothing.
+    state = State.DECIDING
+    decision: Decision | None = None
+    head: ResponseHead | None = None
+    scanner: SseScanner | None = None
+    retries: tuple[Retry, ...] = ()
+    outcome: Outcome | None = None
+    error: str | None = None  # code of our own error, if one was made
+    usage: Usage = (None, None)
+    chunks = 0
+    decided_at: float | None = None
+    sent_at: float | None = None
+    first_byte_at: float | None = None
+    ended_at = 0.0
+    _lease: Lease | None = None
+    _reused = False
+    _refused = False  # the answer being held is a refusal that will be replayed
+    _pressed = False  # the answer is a refusal; the breaker was told
+    _refusal: Refusal | None = None  # the first backend's, after a replay (c)
+    _held_size = 0
+    _last_byte_at = 0.0
+    _paused_at: float | None = None
 
     def __init__(self, request: Request, shared: Shared) -> None:
         self.request = request
         self.answer = Answer(request)
-        self.state = State.DECIDING
-        self.decision: Decision | None = None
-        self.head: ResponseHead | None = None
-        self.scanner: SseScanner | None = None
-        self.retries: list[Retry] = []
-        self.outcome: Outcome | None = None
-        self.error: str | None = None  # code of our own error, if one was made
-        self.usage: Usage = (None, None)
-        self.chunks = 0
-        self.decided_at: float | None = None
-        self.sent_at: float | None = None
-        self.first_byte_at: float | None = None
-        self.ended_at = 0.0
         self._shared = shared
-        self._lease: Lease | None = None
-        self._reused = False
-        self._refused = False  # the answer being held is a refusal that will be replayed
-        self._pressed = False  # the answer is a refusal; the breaker was told
-        self._refusal: Refusal | None = None  # the first backend's, after a replay (c)
         self._held: list[bytes] = []
-        self._held_size = 0
-        self._last_byte_at = 0.0
-        self._paused_at: float | None = None
 
     @property
     def _role(self) -> Role:
@@ -116,7 +115,7 @@ class ExchangeCore:
             return False
         if self._shared.budget.take():
             return True
-        self.retries.append(Retry.BUDGET_EXHAUSTED)
+        self.retries += (Retry.BUDGET_EXHAUSTED,)
         return False
 
     def _move(self, retry: Retry, reason: Reason, now: float) -> Actions:
@@ -138,7 +137,7 @@ class ExchangeCore:
         self.answer.explain(self.decision)
         self._lease = tracker.lease(role, now)
         old.release(now)
-        self.retries.append(retry)
+        self.retries += (retry,)
         self.state = State.CONNECTING
         return (Do.NOTE_DECISION, Open(role))
 
@@ -159,6 +158,7 @@ class ExchangeCore:
         if refusal is None:
             msg = "no refusal is kept"
             raise RuntimeError(msg)
+        self.decision = refusal.decision
         self.answer.explain(refusal.decision)
         self.head, self._held = refusal.head, [refusal.body]
         self.scanner = None
@@ -174,14 +174,10 @@ class ExchangeCore:
     def _peek(self, now: float) -> Actions:
         """A stream that was refused says so in its first event, behind a 200."""
         data = self._held[0] if len(self._held) == 1 else b"".join(self._held)
-        end = first_event_end(data)
-        if end < 0:
+        event = first_event(data)
+        if event is None:
             return self._commit() if len(data) > self._shared.rules.peek_bytes else NOTHING
-        code = None
-        if b'"error"' in data:
-            lines = data_lines(data[:end])
-            code = error_code(lines[0]) if lines else None
-        if code not in REFUSALS:
+        if b'"error"' not in event or error_code(event) not in REFUSALS:
             return self._commit()
         self._pressed = True
         pressure = Sample(self._role, Verdict.BACK_PRESSURE)
@@ -197,7 +193,9 @@ class ExchangeCore:
         """Let the head go, and with it what was held."""
         self._refused = False
         self.state = State.RELAYING
-        return (Write(self._take_held()),)
+        out = Write(self._take_held())
+        # A client that was slow before there was a connection to pause: pause it now.
+        return (out,) if self._paused_at is None else (out, Do.PAUSE_BACKEND)
 
     def _take_held(self) -> bytes:
         """The head and the held part of the body, as they go out."""
@@ -217,6 +215,10 @@ class ExchangeCore:
 
     # ------------------------------------------------------------------ endings
 
+    def _failure(self) -> Actions:
+        """The sample of an attempt that failed; none when it had said that it refuses."""
+        return () if self._pressed else (Sample(self._role, Verdict.FAILURE),)
+
     def _judge(self, status: int) -> tuple[Verdict | None, Outcome]:
         """What a complete answer says of the backend, and how the request ended."""
         if self._pressed:
@@ -226,7 +228,7 @@ class ExchangeCore:
             verdict = Verdict.FAILURE if code >= 500 else Verdict.NEUTRAL
             return (Verdict.BACK_PRESSURE if code in REFUSALS else verdict), Outcome.BACKEND_ERROR
         if status < 400:
-            return Verdict.SUCCESS, Outcome.OK
+            return SUCCESS, OK
         if status < 500:
             return Verdict.NEUTRAL, Outcome.CLIENT_ERROR
         return Verdict.FAILURE, Outcome.BACKEND_ERROR
@@ -250,12 +252,17 @@ class ExchangeCore:
         return (Do.DROP_BACKEND, *self._broken(outcome, now, error))
 
     def _broken(self, outcome: Outcome, now: float, error: ErrorAnswer | None = None) -> Actions:
-        """The head went out: an error event where one fits, then no proper end."""
+        """The head went out: an error event where one fits, then no proper end.
+
+        None fits in an announced length: with it the answer could pass for whole.
+        """
         self._settle(outcome, now)
-        fits = self.scanner is not None and self.scanner.between_events and self._paused_at is None
-        if error is not None and fits:
-            return (Write(self.answer.frame(error.event)), Do.BREAK_CLIENT)
-        return (Do.BREAK_CLIENT,)
+        scanner, head = self.scanner, self.head
+        if error is None or scanner is None or head is None or self._paused_at is not None:
+            return (Do.BREAK_CLIENT,)
+        if head.framing == "length" or not scanner.between_events:
+            return (Do.BREAK_CLIENT,)
+        return (Write(self.answer.frame(error.event)), Do.BREAK_CLIENT)
 
     def _done(self, outcome: Outcome, now: float) -> Actions:
         """The client has a whole answer."""
@@ -266,7 +273,7 @@ class ExchangeCore:
         """The one exit: stop counting, remember how it ended."""
         if self.scanner is not None:
             self.usage = self.scanner.usage
-        self.state = State.DONE
+        self.state = DONE
         self.outcome = outcome
         self.ended_at = now
         self._held = []

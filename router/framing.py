@@ -19,10 +19,12 @@ import msgspec
 MAX_HEAD: Final = 65_536  # bytes; llhttp's, nginx's and HAProxy's limits are 8 to 64 KiB
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9]{2})(?: ([^\x00-\x08\x0a-\x1f\x7f]*))?")
 _TOKEN = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+# Some parsers take these for white space or line ends (llhttp and RFC 9110 section 5.5 refuse them).
+_BARE = bytes([*range(0x09), *range(0x0A, 0x20), 0x7F])
 # A chunk's size line: at most 15 hex digits, so that no size can overflow, then an extension.
 _CHUNK = re.compile(rb"([0-9a-fA-F]{1,15})\r\n")
 _CHUNK_EXT = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[^\r\n]*)?\r\n")
-_MAX_LINE: Final = 4096  # bytes of a chunk's size line or a trailer line
+_MAX_LINE: Final = 4096  # bytes of a chunk's size line or a trailer line, CRLF included
 
 
 class FramingError(ValueError):
@@ -38,7 +40,7 @@ class ResponseHead(msgspec.Struct, frozen=True, gc=False):
     framing: Literal["none", "length", "chunked", "close"]
     length: int = 0  # bytes of the body, when the framing is "length"
     keep_alive: bool = True
-    event_stream: bool = False
+    event_stream: bool = False  # one that can be read: not compressed
     connection: frozenset[bytes] = frozenset()  # headers that Connection makes hop-by-hop
 
     def has(self, name: bytes) -> bool:
@@ -46,92 +48,127 @@ class ResponseHead(msgspec.Struct, frozen=True, gc=False):
         return any(key == name for key, _ in self.headers)
 
 
-class _Facts:
-    """What the framing headers of one head say."""
+class _Line(msgspec.Struct, frozen=True, gc=False):
+    """One header line that was read and found sound."""
 
-    __slots__ = ("chunked", "connection", "event_stream", "length")
-
-    def __init__(self) -> None:
-        self.length: int | None = None
-        self.chunked = False
-        self.event_stream = False
-        self.connection: frozenset[bytes] = frozenset()
-
-    def take(self, name: bytes, value: bytes) -> None:
-        """Note one header. Raises FramingError."""
-        if name == b"content-length":
-            if self.length is not None or not value.isdigit() or len(value) > 18:
-                msg = "bad or repeated Content-Length"
-                raise FramingError(msg)
-            self.length = int(value)
-        elif name == b"transfer-encoding":
-            if self.chunked or value.lower() != b"chunked":
-                msg = "unknown or repeated Transfer-Encoding"
-                raise FramingError(msg)
-            self.chunked = True
-        elif name == b"content-type":
-            self.event_stream = value[:17].lower() == b"text/event-stream"
-        elif name == b"connection":
-            tokens = frozenset(token.strip().lower() for token in value.split(b","))
-            self.connection = self.connection | tokens
+    header: tuple[bytes, bytes]
+    plain: bool = True  # it says nothing about the framing
+    length: int | None = None
+    chunked: bool = False
+    event_stream: bool = False
+    encoded: bool = False
+    connection: frozenset[bytes] = frozenset()
 
 
-_FRAMING_NAMES = frozenset(
-    {b"content-length", b"transfer-encoding", b"content-type", b"connection"}
-)
+# A backend's heads are alike but for a few values: what a line says is remembered. Lines whose
+# values never repeat stay out, and so many others mean that the memory is of no use: it is emptied.
+_REMEMBERED: Final = 1024
+_MEMORABLE: Final = 512  # bytes of a line
+_FLEETING: Final = frozenset({b"date", b"content-length", b"x-request-id"})
+_lines: dict[bytes, _Line] = {}
+_status_lines: dict[bytes, tuple[bool, int, bytes]] = {}
+
+
+def _read_line(line: bytes) -> _Line:
+    """Read one header line. Raises FramingError."""
+    name, colon, value = line.partition(b":")
+    if not colon or not name or name.translate(None, _TOKEN):
+        msg = "bad header line"
+        raise FramingError(msg)
+    if len(value.translate(None, _BARE)) != len(value):
+        msg = "control character, bare CR or bare LF in the head"
+        raise FramingError(msg)
+    name, value = name.lower(), value.strip(b" \t")
+    found = _understand(name, value)
+    if name not in _FLEETING and len(line) <= _MEMORABLE:
+        if len(_lines) >= _REMEMBERED:
+            _lines.clear()
+        _lines[line] = found
+    return found
+
+
+def _understand(name: bytes, value: bytes) -> _Line:
+    """What a header says about the framing. Raises FramingError."""
+    header = (name, value)
+    if name == b"content-length":
+        if not value.isdigit() or len(value) > 18:
+            msg = "bad Content-Length"
+            raise FramingError(msg)
+        return _Line(header, plain=False, length=int(value))
+    if name == b"transfer-encoding":
+        if value.lower() != b"chunked":
+            msg = "unknown Transfer-Encoding"
+            raise FramingError(msg)
+        return _Line(header, plain=False, chunked=True)
+    if name == b"content-type" and value[:17].lower() == b"text/event-stream":
+        return _Line(header, plain=False, event_stream=True)
+    if name == b"content-encoding" and value.lower() != b"identity":
+        return _Line(header, plain=False, encoded=True)
+    if name == b"connection":
+        tokens = frozenset(token.strip().lower() for token in value.split(b","))
+        return _Line(header, plain=False, connection=tokens)
+    return _Line(header)
+
+
+def _read_status(line: bytes) -> tuple[bool, int, bytes]:
+    """Whether it is HTTP/1.1, the status and its phrase. Raises FramingError."""
+    match = _STATUS.fullmatch(line)
+    if match is None:
+        msg = "bad status line"
+        raise FramingError(msg)
+    found = (match[1] == b"1", int(match[2]), match[3] or b"")
+    if len(_status_lines) >= _REMEMBERED:
+        _status_lines.clear()
+    _status_lines[line] = found
+    return found
 
 
 def parse_head(block: bytes, *, head_request: bool = False) -> ResponseHead:
     """Parse a head given without its final empty line. Raises FramingError."""
-    lines = block.split(b"\r\n")
-    if block.count(b"\n") != len(lines) - 1 or block.count(b"\r") != len(lines) - 1:
-        msg = "bare CR or LF in the head"
-        raise FramingError(msg)
-    first = _STATUS.fullmatch(lines[0])
-    if first is None:
-        msg = "bad status line"
-        raise FramingError(msg)
+    first, *rest = block.split(b"\r\n")
+    modern, status, reason = _status_lines.get(first) or _read_status(first)
     headers: list[tuple[bytes, bytes]] = []
-    facts = _Facts()
-    for line in lines[1:]:
-        name, colon, value = line.partition(b":")
-        if not colon or not name or name.translate(None, _TOKEN) or b"\0" in value:
-            msg = "bad header line"
+    length: int | None = None
+    chunked = event_stream = encoded = False
+    tokens: frozenset[bytes] = frozenset()
+    for raw in rest:
+        line = _lines.get(raw) or _read_line(raw)
+        headers.append(line.header)
+        if line.plain:
+            continue
+        if (line.length is not None and length is not None) or (line.chunked and chunked):
+            msg = "repeated Content-Length or Transfer-Encoding"
             raise FramingError(msg)
-        name, value = name.lower(), value.strip(b" \t")
-        headers.append((name, value))
-        if name in _FRAMING_NAMES:
-            facts.take(name, value)
-    return _conclude(first, headers, facts, head_request=head_request)
-
-
-def _conclude(
-    first: re.Match[bytes],
-    headers: list[tuple[bytes, bytes]],
-    facts: _Facts,
-    *,
-    head_request: bool,
-) -> ResponseHead:
-    """RFC 9112 section 6.3, with what is ambiguous refused."""
-    status = int(first[2])
-    if facts.chunked and (facts.length is not None or first[1] == b"0"):
+        if line.length is not None:
+            length = line.length
+        chunked = chunked or line.chunked
+        event_stream = event_stream or line.event_stream
+        encoded = encoded or line.encoded
+        if line.connection:
+            tokens |= line.connection
+    # RFC 9112 section 6.3, with what is ambiguous refused.
+    if chunked and (length is not None or not modern):
         msg = "Transfer-Encoding beside Content-Length or in HTTP/1.0"
         raise FramingError(msg)
-    tokens = facts.connection
-    keep_alive = b"close" not in tokens and (first[1] == b"1" or b"keep-alive" in tokens)
-    length = 0
-    framing: Literal["none", "length", "chunked", "close"]
+    keep_alive = b"close" not in tokens and (modern or b"keep-alive" in tokens)
+    framing: Literal["none", "length", "chunked", "close"] = "close"
     if head_request or status < 200 or status in {204, 304}:
-        framing = "none"
-    elif facts.chunked:
+        framing, length = "none", None
+    elif chunked:
         framing = "chunked"
-    elif facts.length is not None:
-        framing, length = "length", facts.length
+    elif length is not None:
+        framing = "length"
     else:
-        framing, keep_alive = "close", False
-    named = tokens - {b"close", b"keep-alive", b""} if tokens else tokens
+        keep_alive = False
     return ResponseHead(
-        status, first[3] or b"", headers, framing, length, keep_alive, facts.event_stream, named
+        status,
+        reason,
+        headers,
+        framing,
+        length or 0,
+        keep_alive,
+        event_stream and not encoded,
+        tokens - {b"close", b"keep-alive", b""} if tokens else tokens,
     )
 
 
@@ -167,6 +204,9 @@ class ChunkedReader:
                 if match is None:
                     self._keep_line(data[at:])
                     return payloads
+                if match.end() - at > _MAX_LINE:
+                    msg = "chunk size line too long"
+                    raise FramingError(msg)
             size, start = int(match[1], 16), match.end()
             if size == 0:
                 self._trailers = True
@@ -206,7 +246,7 @@ class ChunkedReader:
 
     def _keep_line(self, line: bytes) -> None:
         """Keep the beginning of a size line; refuse what can never become one."""
-        if len(line) > _MAX_LINE or (b"\n" in line) or not _could_be_size(line):
+        if len(line) >= _MAX_LINE or not _could_be_size(line):
             msg = "bad chunk size line"
             raise FramingError(msg)
         self._line = line
@@ -216,7 +256,7 @@ class ChunkedReader:
         while True:
             end = data.find(b"\r\n", at)
             if end < 0:
-                if len(data) - at > _MAX_LINE:
+                if len(data) - at >= _MAX_LINE:
                     msg = "trailer line too long"
                     raise FramingError(msg)
                 self._line = data[at:]
@@ -226,6 +266,10 @@ class ChunkedReader:
                 self.done = True
                 self.rest = data[end + 2 :]
                 return
+            line = data[at:end]
+            if len(line) + 2 > _MAX_LINE or b"\n" in line or b"\r" in line:
+                msg = "bad trailer line"
+                raise FramingError(msg)
             self.plain = False
             at = end + 2
 

@@ -49,6 +49,31 @@ def named_in_connection(value: bytes) -> frozenset[bytes]:
     return frozenset(token for token in tokens if token and token not in {b"close", b"keep-alive"})
 
 
+# The lines of headers seen before, empty for one that does not pass. See `framing` for the why.
+_REMEMBERED: Final = 1024
+_MEMORABLE: Final = 512  # bytes of a value
+_FLEETING: Final = frozenset({b"date", b"content-length", b"x-request-id"})
+_out: dict[tuple[bytes, bytes], bytes] = {}
+
+
+def _passes(name: bytes) -> bool:
+    return name not in NOT_TO_CLIENT and not name.startswith(OWN_PREFIX)
+
+
+def _outgoing(header: tuple[bytes, bytes]) -> bytes:
+    """A header as it goes to the client."""
+    name = header[0]
+    if name in _FLEETING:
+        return b""
+    if len(header[1]) > _MEMORABLE:
+        return b"%b: %b\r\n" % header if _passes(name) else b""
+    line = b"%b: %b\r\n" % header if _passes(name) else b""
+    if len(_out) >= _REMEMBERED:
+        _out.clear()
+    _out[header] = line
+    return line
+
+
 def answer_head(
     head: ResponseHead, own: bytes, framing: bytes, common: bytes, *, close: bool
 ) -> bytes:
@@ -59,10 +84,12 @@ def answer_head(
     """
     lines = [b"HTTP/1.1 %d %b\r\n" % (head.status, head.reason), common]
     dropped = head.connection
-    for name, value in head.headers:
-        if name in NOT_TO_CLIENT or name in dropped or name.startswith(OWN_PREFIX):
-            continue
-        lines.append(b"%b: %b\r\n" % (name, value))
+    for header in head.headers:
+        line = _out.get(header)
+        if line is None:
+            line = _outgoing(header)
+        if not dropped or header[0] not in dropped:
+            lines.append(line)
     if head.event_stream and not head.has(b"x-accel-buffering"):
         # nginx in front would hold events back otherwise.
         lines.append(b"x-accel-buffering: no\r\n")

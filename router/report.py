@@ -33,7 +33,7 @@ def record_of(exchange: Exchange, *, queued: bool) -> Finished:
     )  # fmt: skip
 
 
-def _last_replay(retries: list[Retry]) -> str | None:
+def _last_replay(retries: tuple[Retry, ...]) -> str | None:
     """The last replay that was made."""
     made = [retry for retry in retries if retry is not Retry.BUDGET_EXHAUSTED]
     return made[-1].value if made else None

@@ -2,8 +2,8 @@
 
 It reads what metrics and outcomes need (usage, `[DONE]`, error events, whether the stream stands
 between two events) and gives the same answer however the bytes were cut. Nothing here decodes,
-changes or holds back a byte, and memory is bounded: of an event longer than `MAX_EVENT` only the
-end is kept, so its boundary is still found and its content is not read.
+changes or holds back a byte, and memory is bounded: an event longer than `MAX_EVENT` is not read,
+and while it lasts only its end is kept, so that its boundary is still found.
 """
 
 from __future__ import annotations
@@ -13,7 +13,13 @@ from typing import Final
 
 import msgspec
 
-MAX_EVENT: Final = 65_536  # bytes; a usage event is a few hundred
+# Bytes. A usage event is a few hundred, but the last one of /v1/responses holds the whole answer.
+MAX_EVENT: Final = 262_144
+# What a carried event may be longer than that, so that it is known to be too long at its end
+# whatever line ends are around it.
+_SLACK: Final = 8
+# Some streams report usage with every event: only one in so many is read.
+_MAX_TELLING: Final = 4
 # Two line ends in a row, each CRLF, LF or CR (WHATWG HTML section 9.2.6). Atomic, so that one CRLF
 # is never taken for two.
 _BOUNDARY = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
@@ -35,6 +41,9 @@ class _Event(msgspec.Struct, gc=False):
     usage: _Usage | None = None
     meta_info: _Usage | None = None  # native /generate
     response: _Nested | None = None  # /v1/responses' last event
+
+
+class _ErrorEvent(msgspec.Struct, gc=False):
     error: msgspec.Raw = msgspec.Raw()
 
 
@@ -43,7 +52,9 @@ class _ErrorBody(msgspec.Struct, gc=False):
 
 
 _events = msgspec.json.Decoder(_Event)
-_errors = msgspec.json.Decoder(_ErrorBody)
+_error_events = msgspec.json.Decoder(_ErrorEvent)
+_error_bodies = msgspec.json.Decoder(_ErrorBody)
+_NO_ERROR = frozenset({b"", b"null", b"false", b'""', b"{}"})
 
 Usage = tuple[int | None, int | None]  # prompt tokens, output tokens
 
@@ -65,37 +76,52 @@ def usage_of(json: bytes) -> Usage:
 def error_code(json: bytes) -> int | None:
     """The code of an error event: 500 when it names none, None when this is no error event."""
     try:
-        raw = bytes(_events.decode(json).error)
+        raw = bytes(_error_events.decode(json).error)
     except (msgspec.DecodeError, RecursionError):
         return None
-    if raw in {b"", b"null"}:
+    if raw in _NO_ERROR:
         return None
     try:
-        code = bytes(_errors.decode(raw).code)
+        code = bytes(_error_bodies.decode(raw).code)
     except (msgspec.DecodeError, RecursionError):
         return 500
     return int(code) if code.isdigit() and len(code) == 3 else 500
 
 
-def first_event_end(data: bytes) -> int:
-    """Where the first event ends, its empty line included; -1 when it is not whole."""
-    match = _BOUNDARY.search(data)
-    return match.end() if match else -1
+def first_event(data: bytes) -> bytes | None:
+    """The payload of the first event; None when none is whole. A comment is no event."""
+    start = 0
+    for boundary in _BOUNDARY.finditer(data):
+        payload = _payload(data[start : boundary.start()])
+        if payload is not None:
+            return payload
+        start = boundary.end()
+    return None
 
 
-def data_lines(events: bytes) -> list[bytes]:
-    """The payloads of all data lines."""
-    return _DATA.findall(events)
+def payloads(events: bytes) -> list[bytes]:
+    """The payloads of whole events."""
+    if events[:6] == b"data: " and events.find(b"\n") == len(events) - 2 and b"\r" not in events:
+        return [events[6:-2]]  # the usual read: one event of one line
+    found = map(_payload, _BOUNDARY.split(events))
+    return [payload for payload in found if payload is not None]
+
+
+def _payload(event: bytes) -> bytes | None:
+    """The data lines of one event, joined as the standard says; None when it has none."""
+    lines = _DATA.findall(event)
+    return b"\n".join(lines) if lines else None
 
 
 class SseScanner:
     """Follows one stream. Feed it every payload, read its fields at the end."""
 
-    __slots__ = ("_carry", "_last_usage", "done", "error")
+    __slots__ = ("_carry", "_telling", "_usage", "done", "error")
 
     def __init__(self) -> None:
         self._carry = b""
-        self._last_usage = b""
+        self._telling: list[bytes] = []  # events that seem to report usage, not read yet
+        self._usage: Usage = (None, None)
         self.done = False  # [DONE] was seen
         self.error: int | None = None  # code of the last error event
 
@@ -107,18 +133,19 @@ class SseScanner:
     @property
     def usage(self) -> Usage:
         """Tokens of the last event that reported any."""
-        for line in reversed(data_lines(self._last_usage)):
-            if b"_tokens" in line:
-                return usage_of(line)
-        return None, None
+        self._read_usage()
+        return self._usage
 
     def feed(self, payload: bytes) -> None:
         """Look at the next bytes of the stream."""
-        if self._carry or not payload.endswith(b"\n\n"):
+        if self._carry or not payload.endswith(b"\n\n") or len(payload) > MAX_EVENT:
             payload = self._whole_events(payload)
-        if b'_tokens"' in payload:
-            self._last_usage = payload
-        if b"[DONE]" in payload and b"[DONE]" in data_lines(payload):
+        # With the colon: a piece of text may end in `_tokens`, and the quote comes after it.
+        if b'_tokens":' in payload:
+            self._telling.append(payload)
+            if len(self._telling) > _MAX_TELLING:
+                self._read_usage()
+        if b"[DONE]" in payload and b"[DONE]" in payloads(payload):
             self.done = True
         if b'"error"' in payload:
             self._look_for_error(payload)
@@ -130,12 +157,35 @@ class SseScanner:
         # Only the tail can hold the last boundary: the carried part holds none but at its end.
         for match in _BOUNDARY.finditer(joined, max(0, len(self._carry) - 3)):
             end = match.end()
-        self._carry = joined[end:][-MAX_EVENT:]
-        return joined[:end]
+        self._carry = joined[end:][-MAX_EVENT - _SLACK :]
+        return joined[:end] if end <= MAX_EVENT else _without_long(joined[:end])
+
+    def _read_usage(self) -> None:
+        """Read what may tell usage, the last first: most often that one does."""
+        for events in reversed(self._telling):
+            for payload in reversed(payloads(events)):
+                usage = usage_of(payload)
+                if usage != (None, None):
+                    self._usage = usage
+                    self._telling = []
+                    return
+        self._telling = []
 
     def _look_for_error(self, events: bytes) -> None:
-        for line in data_lines(events):
-            if b'"error"' in line:
-                code = error_code(line)
+        for payload in payloads(events):
+            if b'"error"' in payload:
+                code = error_code(payload)
                 if code is not None:
                     self.error = code
+
+
+def _without_long(events: bytes) -> bytes:
+    """Whole events without those that are longer than may be carried."""
+    kept: list[bytes] = []
+    start = 0
+    for boundary in _BOUNDARY.finditer(events):
+        # A CRLF cut in two by a boundary leaves its LF at the beginning of the next event.
+        if len(events[start : boundary.start()].lstrip(b"\r\n")) <= MAX_EVENT:
+            kept.append(events[start : boundary.end()])
+        start = boundary.end()
+    return b"".join(kept)
