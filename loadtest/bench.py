@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 import typer
 
-from loadtest.bench_cost import Cost, Level, Row, Usage, notes, own_cores, percentile, pin, table
+from loadtest.bench_cost import Cost, Level, Row, Usage, percentile
 from loadtest.bench_load import (
-    Control,
     Load,
     NoAnswerError,
     Window,
@@ -33,7 +32,8 @@ from loadtest.bench_load import (
     run_load,
     time_hang_up,
 )
-from loadtest.bench_stage import Stage, Target, enough_files
+from loadtest.bench_stage import Control, Stage, Target, enough_files, own_cores, pin
+from loadtest.bench_table import notes, table
 from loadtest.children import ChildError, Children
 
 if TYPE_CHECKING:
@@ -120,8 +120,9 @@ class Bench:
 
     async def _streams(self, target: Target, streams: int) -> None:
         plan = self._plan
-        load = Load(request(plan.tokens, plan.interval_ms), plan.tokens)
-        ramp = (plan.tokens + 1) * plan.interval_ms / 1000
+        interval = plan.interval_ms / 1000
+        load = Load(request(plan.tokens, plan.interval_ms), plan.tokens, interval)
+        ramp = (plan.tokens + 1) * interval
         window = await self._load(target, load, streams, ramp, plan.seconds)
         p50, p99 = (percentile(window.first, share) for share in (0.5, 0.99))
         level = Level(
@@ -130,6 +131,7 @@ class Bench:
             chunk=Cost.of(window.used, window.chunks) if target.session else None,
             chunks_s=round(window.chunks / window.seconds, 1),
             answers=window.answers,
+            waited=round(window.used.waited / window.seconds, 3),
             first_p50_us=_us(p50),
             first_p99_us=_us(p99),
         )
@@ -259,6 +261,11 @@ def bench(
     from rich.console import Console
 
     check_platform(sys.platform)
+    if out is not None:
+        try:
+            out.open("ab").close()
+        except OSError as error:
+            raise typer.BadParameter(f"cannot write --out {out}: {error.strerror}") from None
     console = Console(stderr=True)
     try:
         with (

@@ -1,4 +1,4 @@
-"""The figures of `loadtest bench`: read from /proc, kept in rows, shown as a table."""
+"""The figures of `loadtest bench`: read from /proc and kept in rows."""
 
 from __future__ import annotations
 
@@ -6,19 +6,14 @@ import math
 import os
 import platform
 import re
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
 PROC: Final = Path("/proc")
-NONE: Final = "–"  # noqa: RUF001 (a dash, for what was not measured)
 ROUTER: Final = "crossover"
 BARE: Final = "bare relay"
 DIRECT: Final = "direct"
@@ -30,17 +25,25 @@ class Usage(msgspec.Struct, frozen=True):
 
     user: float = 0.0
     system: float = 0.0
+    waited: float = 0.0  # for a core that another program had
 
     @property
     def total(self) -> float:
-        """Both together."""
+        """What was used."""
         return self.user + self.system
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(self.user + other.user, self.system + other.system)
+        return self._with(other, 1)
 
     def __sub__(self, other: Usage) -> Usage:
-        return Usage(self.user - other.user, self.system - other.system)
+        return self._with(other, -1)
+
+    def _with(self, other: Usage, sign: int) -> Usage:
+        return Usage(
+            self.user + sign * other.user,
+            self.system + sign * other.system,
+            self.waited + sign * other.waited,
+        )
 
 
 class Cost(msgspec.Struct, frozen=True):
@@ -65,6 +68,7 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
     chunk: Cost | None
     chunks_s: float
     answers: int
+    waited: float  # the share of time that the proxy was ready and had no core
     first_p50_us: float | None
     first_p99_us: float | None
     added_p50_us: float | None = None  # through the proxy minus direct
@@ -127,6 +131,12 @@ def parse_stat(text: str, ticks: int) -> tuple[int, Usage]:
     return int(fields[3]), Usage((user + child_user) / ticks, (system + child_system) / ticks)
 
 
+def parse_waited(text: str) -> float:
+    """Seconds that a process's first thread waited for a core, from schedstat."""
+    fields = text.split()
+    return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
+
+
 def parse_pss(text: str) -> int:
     """Bytes of a process's own memory and its share of what it shares, from smaps_rollup."""
     found = re.search(r"^Pss: +(\d+) kB$", text, re.MULTILINE)
@@ -150,8 +160,13 @@ class Session:
 
     def usage(self) -> Usage:
         """What they have used so far."""
-        texts = (_read(path / "stat") for path in self._paths)
-        return sum((parse_stat(text, self._ticks)[1] for text in texts if text), Usage())
+        used = Usage()
+        for path in self._paths:
+            text = _read(path / "stat")
+            if text:
+                used += parse_stat(text, self._ticks)[1]
+                used += Usage(waited=parse_waited(_read(path / "schedstat")))
+        return used
 
     def memory_mb(self) -> float:
         """What they hold now."""
@@ -173,112 +188,6 @@ def this_machine(*, pinned: bool) -> Machine:
         pinned=pinned,
         load_average=_round(os.getloadavg()[0]),
     )
-
-
-def pin(process: int, cores: Iterable[int]) -> None:
-    """Keep a process (0: this one) on these cores."""
-    if sys.platform == "linux":
-        os.sched_setaffinity(process, cores)
-
-
-def own_cores() -> list[int]:
-    """The cores that this process may use."""
-    if sys.platform == "linux":
-        return sorted(os.sched_getaffinity(0))
-    else:  # noqa: RET505 (mypy calls it unreachable otherwise)
-        return []
-
-
-def lines(rows: Sequence[Row]) -> list[list[str]]:
-    """The table: a measure a line, a row's figure a column, and router over bare relay last."""
-    measures = _measures(rows[0]) if rows else []
-    by_name = {row.name: row for row in rows}
-    found = []
-    for label, pick in measures:
-        values = [pick(row) for row in rows]
-        pair = [pick(by_name[name]) if name in by_name else None for name in (ROUTER, BARE)]
-        found.append([label, *map(_show, values), _ratio(*map(_number, pair))])
-    errors = [str(sum(row.errors.values())) for row in rows]
-    return [*found, ["errors", *errors, ""]]
-
-
-def table(rows: Sequence[Row]) -> Table:
-    """The same for a terminal."""
-    from rich.table import Table
-
-    shown = Table(title=f"What a proxy costs\n{rows[0].machine}", title_justify="left")
-    shown.add_column("")
-    for row in rows:
-        shown.add_column(f"{row.name}\n{row.version}", justify="right")
-    shown.add_column(f"{ROUTER} /\n{BARE}", justify="right")
-    for line in lines(rows):
-        shown.add_row(*line)
-    return shown
-
-
-def notes(rows: Sequence[Row]) -> list[str]:
-    """What a reader of the table must know besides."""
-    found = [
-        f"{row.name}, {level.streams} streams: only {level.chunks_s:,.0f} chunks a second came, so "
-        "this machine was too slow or too busy for the load."
-        for row in rows
-        for level in row.levels
-        if level.behind
-    ]
-    return found + [
-        f"{row.name}: {number} x {why}" for row in rows for why, number in row.errors.items()
-    ]
-
-
-Value = Cost | float | None
-Pick = Callable[[Row], Value]
-
-
-def _measures(sample: Row) -> list[tuple[str, Pick]]:
-    """What is shown of a row; all rows have the levels of this one."""
-    measures: list[tuple[str, Pick]] = [
-        (f"CPU per request, {sample.connections} at once, µs", lambda row: row.request)
-    ]
-    at = range(len(sample.levels))
-    measures += [_measure(sample, i, "CPU per chunk, {}, µs", "chunk") for i in reversed(at)]
-    for i in at:
-        measures.append(_measure(sample, i, "first chunk, {}, added p50, µs", "added_p50_us"))
-        measures.append(_measure(sample, i, "first chunk, {}, added p99, µs", "added_p99_us"))
-    return [
-        *measures,
-        ("CPU when idle, ms a second", lambda row: row.idle_ms_s),
-        ("memory when idle, MB", lambda row: row.idle_mb),
-        (f"memory with {sample.crowd} streams, MB", lambda row: row.crowd_mb),
-        ("hang-up seen by the server, p50, ms", lambda row: row.hang_up_ms),
-        ("hang-up seen by the server, max, ms", lambda row: row.hang_up_max_ms),
-    ]
-
-
-def _measure(sample: Row, at: int, label: str, field: str) -> tuple[str, Pick]:
-    level = sample.levels[at]
-
-    def pick(row: Row) -> Value:
-        value: Value = getattr(row.levels[at], field)
-        return value
-
-    return label.format(f"{level.streams} x {level.interval_ms} ms"), pick
-
-
-def _number(value: Value) -> float | None:
-    return value.total_us if isinstance(value, Cost) else value
-
-
-def _show(value: Value) -> str:
-    match value:
-        case None:
-            return NONE
-        case Cost():
-            return f"{value.total_us:.1f} ({value.user_us:.1f} user)"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
-
-
-def _ratio(one: float | None, other: float | None) -> str:
-    return f"{one / other:.2f}" if one and other and one > 0 and other > 0 else NONE
 
 
 def _round(value: float) -> float:

@@ -8,6 +8,7 @@ events it has and how it ends.
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 import time
 from collections import Counter
@@ -28,8 +29,7 @@ READY_S: Final = 20.0
 ANSWER_S: Final = 5.0
 POLL_S: Final = 0.002
 RETRY_S: Final = 0.1
-QUIET_S: Final = 2.0
-QUIET_POLL_S: Final = 0.02
+SEED: Final = 1
 HANG_UP_CHUNKS: Final = 3
 HANG_UP_INTERVAL_MS: Final = 20
 
@@ -59,14 +59,19 @@ def request(tokens: int, interval_ms: int = 0, *, stream: bool = True) -> bytes:
 class Load:
     """What all connections of one load have counted so far."""
 
-    def __init__(self, data: bytes, tokens: int = 0) -> None:
-        """`data`: the request; `tokens`: how many each answer streams, 0 if it does not stream."""
+    def __init__(self, data: bytes, tokens: int = 0, pause: float = 0.0) -> None:
+        """`data`: the request; `tokens`: how many each answer streams, 0 if it does not stream.
+
+        `pause`: the most seconds that a client waits between a stream's end and its next request.
+        """
         self.data = data
         self.events = tokens + LAST_EVENTS if tokens else 0
         self.answers = 0
         self.chunks = 0  # writes of the server: one a token, and one for the end
         self.first: list[tuple[float, float]] = []  # when sent, seconds to the first chunk
         self.errors: Counter[str] = Counter()
+        self.pause = pause
+        self.random = random.Random(SEED)
         self.stopped = False
 
 
@@ -90,6 +95,8 @@ class Connection(asyncio.Protocol):
 
     def send(self) -> None:
         """Send the request, once more."""
+        if not self.open:
+            return
         self._buffer = b""
         self.events = 0
         self.sent = time.monotonic()
@@ -151,7 +158,12 @@ class Streaming(Connection):
                 self.fail("answer incomplete")
                 return
             load.answers += 1
-            self.send()
+            if not load.pause:
+                self.send()
+                return
+            # Answers that end together must not begin together: streams would fall into step.
+            pause = load.random.uniform(0, load.pause)
+            asyncio.get_running_loop().call_later(pause, self.send)
 
 
 class Window(msgspec.Struct):
@@ -261,37 +273,3 @@ async def time_hang_up(port: int, counts: Callable[[], Awaitable[Counts]]) -> fl
         if now.hang_ups > before:
             return now.last_hang_up - left
     return None
-
-
-class Control:
-    """Asks the servers, which are one process, what they have seen."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-
-    async def counts(self) -> Counts:
-        """What they have seen so far."""
-        if self._streams is None:
-            self._streams = await asyncio.open_connection("127.0.0.1", self._port)
-        reader, writer = self._streams
-        writer.write(b"GET /bench HTTP/1.1\r\nhost: bench\r\n\r\n")
-        head = await reader.readuntil(b"\r\n\r\n")
-        found = LENGTH.search(head)
-        body = await reader.readexactly(int(found[1]) if found else 0)
-        return msgspec.json.decode(body, type=Counts)
-
-    async def left(self) -> int:
-        """How many streams are still open a moment after their clients have gone."""
-        streaming = 0
-        for _ in range(int(QUIET_S / QUIET_POLL_S)):
-            streaming = (await self.counts()).streaming
-            if not streaming:
-                break
-            await asyncio.sleep(QUIET_POLL_S)
-        return streaming
-
-    def close(self) -> None:
-        """Hang up."""
-        if self._streams is not None:
-            self._streams[1].close()

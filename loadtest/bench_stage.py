@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
 import resource
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from loadtest.bench_backend import Counts
 from loadtest.bench_cost import (
     BARE,
     DIRECT,
@@ -20,19 +24,33 @@ from loadtest.bench_cost import (
     Row,
     Session,
     Usage,
-    own_cores,
-    pin,
     this_machine,
 )
-from loadtest.bench_load import NoAnswerError, until_ready
+from loadtest.bench_load import LENGTH, NoAnswerError, until_ready
 from loadtest.children import Child, ChildError, Children
 from router import __version__
 
 START_S: Final = 20.0
 PORTS: Final = r"listening on (\d+)(?: (\d+))?"
 ROUTER_PORT: Final = r'"port": ?(\d+), "admin_port"'
+QUIET_S: Final = 2.0
+QUIET_POLL_S: Final = 0.02
 SPARE_FILES: Final = 128  # open ones, besides the connections
 SELF: Final = "loadtest.bench_backend"
+
+
+def pin(process: int, cores: Iterable[int]) -> None:
+    """Keep a process (0: this one) on these cores."""
+    if sys.platform == "linux":
+        os.sched_setaffinity(process, cores)
+
+
+def own_cores() -> list[int]:
+    """The cores that this process may use."""
+    if sys.platform == "linux":
+        return sorted(os.sched_getaffinity(0))
+    else:  # noqa: RET505 (mypy calls it unreachable otherwise)
+        return []
 
 
 class Target(msgspec.Struct):
@@ -103,6 +121,40 @@ class Stage:
         await until_ready(port)
         row = Row(name=name, version=version, machine=self.machine)
         return Target(row, [port], Session(child.pid))
+
+
+class Control:
+    """Asks the servers, which are one process, what they have seen."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def counts(self) -> Counts:
+        """What they have seen so far."""
+        if self._streams is None:
+            self._streams = await asyncio.open_connection("127.0.0.1", self._port)
+        reader, writer = self._streams
+        writer.write(b"GET /bench HTTP/1.1\r\nhost: bench\r\n\r\n")
+        head = await reader.readuntil(b"\r\n\r\n")
+        found = LENGTH.search(head)
+        body = await reader.readexactly(int(found[1]) if found else 0)
+        return msgspec.json.decode(body, type=Counts)
+
+    async def left(self) -> int:
+        """How many streams are still open a moment after their clients have gone."""
+        streaming = 0
+        for _ in range(int(QUIET_S / QUIET_POLL_S)):
+            streaming = (await self.counts()).streaming
+            if not streaming:
+                break
+            await asyncio.sleep(QUIET_POLL_S)
+        return streaming
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._streams is not None:
+            self._streams[1].close()
 
 
 @contextlib.contextmanager

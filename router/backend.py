@@ -41,7 +41,7 @@ class BackendConnection(asyncio.Protocol):
     """One connection to a backend; serves one exchange at a time."""
 
     __slots__ = ("_buffer", "_left", "_now", "_part", "_paused", "_reader", "_reusable", "answered",
-                 "driver", "head_request", "idle_since", "pool", "transport")  # fmt: skip
+                 "driver", "idle_since", "pool", "transport")  # fmt: skip
 
     def __init__(self, pool: BackendPool) -> None:
         self.pool = pool
@@ -71,6 +71,11 @@ class BackendConnection(asyncio.Protocol):
                 transport.write(head + body)
             else:
                 transport.writelines((head, body))
+
+    @property
+    def closing(self) -> bool:
+        """Whether nothing can be sent on it any more."""
+        return self.transport is None or self.transport.is_closing()
 
     def pause(self) -> None:
         """Stop reading: the client is slow."""
@@ -151,15 +156,18 @@ class BackendConnection(asyncio.Protocol):
             self._buffer = data
             return
         self._buffer = b""
-        head = parse_head(data[:end], head_request=False)
-        rest = data[end + 4 :]
-        if head.status < 200:  # interim answers are not relayed (RFC 9110 section 15.2)
+        head = parse_head(data[:end])
+        while head.status < 200:  # interim answers are not relayed (RFC 9110 section 15.2)
             if head.status == 101:
                 msg = "nobody asked for another protocol"
                 raise FramingError(msg)
-            if rest:
-                self._head(driver, rest)
-            return
+            start = end + 4
+            end = data.find(b"\r\n\r\n", start)
+            if end < 0:
+                self._buffer = data[start:]
+                return
+            head = parse_head(data[start:end])
+        rest = data[end + 4 :]
         self._begin_body(head)
         driver.backend_begin(head, self._now)
         if self.driver is not driver:  # the exchange ended on its head

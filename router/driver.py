@@ -151,6 +151,9 @@ class Driver:
             while self._pending:
                 action = self._pending.popleft()
                 self._HANDLERS[type(action)](self, action)
+        except BaseException:
+            self._pending.clear()  # a fault of ours: what was left must not run with the next event
+            raise
         finally:
             self._running = False
         if self.exchange.state is DONE and not self._reported:
@@ -194,6 +197,9 @@ class Driver:
 
     def _open(self, action: Open) -> None:
         role = self._role = action.role
+        if self._peek_timer is not None:  # of a stream that was refused
+            self._peek_timer.cancel()
+            self._peek_timer = None
         pool = self._relay.pools[role]
         idle = None
         if not action.fresh:  # a stale connection's replay is the same attempt
@@ -217,10 +223,12 @@ class Driver:
             return
         self._connecting = None
         self.now = self._clock()
-        if self.exchange.state is State.CONNECTING:
-            self._send(pool, connection, reused=False)
-        else:
+        if self.exchange.state is not State.CONNECTING:
             connection.keep(self.now)
+        elif connection.closing:  # it broke before anything was sent
+            self._run(self.exchange.unreachable(self.now, timed_out=False))
+        else:
+            self._send(pool, connection, reused=False)
 
     def _send(self, pool: BackendPool, connection: BackendConnection, *, reused: bool) -> None:
         request = self.exchange.request

@@ -239,6 +239,13 @@ class Exchange(ExchangeCore):
         """Whether bytes of an answer came within the last second."""
         return self.state is RELAYING and now - self._last_byte_at < 1.0
 
+    @property
+    def visibly_cut(self) -> bool:
+        """Whether a broken answer shows it: by its framing, or by an error event at its end."""
+        if self.answer.chunked or self.error_told:
+            return True
+        return self.head is not None and self.head.framing == "length"
+
     def abort(self, now: float) -> Actions:
         """The drain limit is reached: end it with an explicit break."""
         if self.state is DONE:

@@ -64,6 +64,7 @@ class ExchangeCore:
     retries: tuple[Retry, ...] = ()
     outcome: Outcome | None = None
     error: str | None = None  # code of our own error, if one was made
+    error_told = False  # whether the client got it as an event in the middle of a stream
     usage: Usage = (None, None)
     chunks = 0
     decided_at: float | None = None
@@ -262,6 +263,7 @@ class ExchangeCore:
             return (Do.BREAK_CLIENT,)
         if head.framing == "length" or not scanner.between_events:
             return (Do.BREAK_CLIENT,)
+        self.error_told = True
         return (Write(self.answer.frame(error.event)), Do.BREAK_CLIENT)
 
     def _done(self, outcome: Outcome, now: float) -> Actions:

@@ -119,6 +119,8 @@ class RelayProtocol(ReceivingProtocol):
                 self._answer(request, incoming, close=not incoming.keep_alive)
                 return
             self.driver = Driver(request, self, self.relay)
+            if self.flow.write_paused:  # still full of the answer before
+                self.driver.client_paused()
             self.relay.submit(self.driver, self.now)
 
     def _fail(self) -> None:
@@ -167,11 +169,10 @@ class RelayProtocol(ReceivingProtocol):
         """A relayed answer ends without its proper end, which must be visible as such."""
         self.driver = None
         self._deaf = True
-        answer = driver.exchange.answer
-        if answer.chunked or not answer.close:
-            self._close()  # a missing last chunk or missing bytes say it
+        if driver.exchange.visibly_cut:
+            self._close()
         else:
-            self.transport.abort()  # towards HTTP/1.0 only a reset does
+            self.transport.abort()  # an end of the connection would pass for the answer's end
 
     def _next(self, now: float, *, close: bool) -> None:
         self._release_all_but_waiting()

@@ -12,8 +12,8 @@ What is observed when:
   nothing that its total does not;
 * total: requests with the outcome `ok`, from the same moment to the last byte. A request cut short
   by its client would make a backend look fast;
-* overhead: requests that were sent to a backend, from the same moment to the moment they were
-  sent, without the time in our own queue. It holds the decision and, now and then, a connect;
+* overhead: requests that were sent to a backend once, from the same moment to the moment they
+  were sent, without the time in our own queue. It holds the decision and, now and then, a connect;
 * queue wait: every request that was ever put in our own queue.
 """
 
@@ -214,7 +214,7 @@ class RelayMetrics:
         if role is None:
             return
         backend = self.backends[role]
-        if done.sent_at is not None:
+        if done.sent_at is not None and done.replay is None:
             self.overhead.observe(done.sent_at - received - done.queue_wait)
         if done.outcome is Outcome.OK:
             backend.total.observe(done.ended_at - received)

@@ -276,6 +276,8 @@ class Relay:
 
     def abort_all(self) -> None:
         """The drain limit is reached: end what is left with an explicit break."""
+        while self._waiting:
+            self._waiting.popleft().reject(errors.DRAIN_LIMIT)
         for connection in list(self.connections):
             if connection.driver is not None:
                 connection.driver.abort()

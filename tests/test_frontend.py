@@ -66,7 +66,9 @@ def test_nothing_after_a_bad_request_is_answered() -> None:
             running_router(spec.url, base.url) as stack,
         ):
             both = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n"
-            got = await talk(stack, both + b"content-length: 5\r\n\r\nabcdGET /health HTTP/1.1\r\n\r\n")
+            got = await talk(
+                stack, both + b"content-length: 5\r\n\r\nabcdGET /health HTTP/1.1\r\n\r\n"
+            )
             assert statuses(got) == [400]
             assert json.loads(got.partition(b"\r\n\r\n")[2])["error"]["type"]
             assert spec.calls == []

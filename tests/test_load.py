@@ -131,10 +131,11 @@ def test_a_lease_of_nothing_cannot_hide() -> None:
 def test_memory_is_stored_with_the_lease() -> None:
     """A lease stores what the policy wants remembered; without any, what was there stays."""
     tracker = LoadTracker()
-    assert tracker.snapshot(NOW).memory == PolicyMemory(SPEC, float("-inf"))
-    tracker.lease(BASE, NOW, PolicyMemory(BASE, NOW))
+    never = float("-inf")
+    assert tracker.snapshot(NOW).memory == PolicyMemory(SPEC, never, never)
+    tracker.lease(BASE, NOW, PolicyMemory(BASE, NOW - 1.0, NOW))
     tracker.lease(SPEC, NOW)
-    assert tracker.snapshot(NOW).memory == PolicyMemory(BASE, NOW)
+    assert tracker.snapshot(NOW).memory == PolicyMemory(BASE, NOW - 1.0, NOW)
 
 
 # ---------------------------------------------------------------------- telemetry
@@ -421,7 +422,8 @@ class AnySequence(RuleBasedStateMachine):
     @rule(
         target=leases,
         role=st.sampled_from(ROLES),
-        memory=st.none() | st.builds(PolicyMemory, st.sampled_from(ROLES), st.floats(0.0, 1e6)),
+        memory=st.none()
+        | st.builds(PolicyMemory, st.sampled_from(ROLES), st.floats(0.0, 1e6), st.floats(0.0, 1e6)),
     )
     def lease(self, role: Role, memory: PolicyMemory | None) -> tuple[int, Lease]:
         number = next(self.ids)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import openai
 import pytest
@@ -14,8 +15,8 @@ from loadtest.engine import running_engine
 from loadtest.engine_config import EngineConfig
 from tests.stack import Stack, run, running_router
 
-ASK = [{"role": "user", "content": "say something"}]
-TOOL = {
+ASK: Any = [{"role": "user", "content": "say something"}]
+TOOL: Any = {
     "type": "function",
     "function": {
         "name": "weather",
@@ -25,7 +26,7 @@ TOOL = {
 
 
 @contextlib.asynccontextmanager
-async def pair(**settings: object) -> AsyncIterator[Stack]:
+async def pair(**settings: Any) -> AsyncIterator[Stack]:
     """A router in front of two quick simulated servers, ready."""
     async with (
         running_engine(EngineConfig.quick("speculative")) as spec,
@@ -113,6 +114,7 @@ def test_tool_calls_come_through(stream: bool) -> None:
                 )
                 calls = answer.choices[0].message.tool_calls
                 assert calls is not None
+                assert calls[0].type == "function"
                 assert calls[0].function.name == "weather"
 
     run(work)

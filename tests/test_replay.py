@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from router.load import Role
-from router.metrics import Outcome
+from router.metrics import Outcome, Retry
 from tests.scripted_backend import (
     QUEUE_FULL_EVENT,
     STREAM_HEAD,
@@ -30,7 +30,9 @@ async def refuse(call: Call) -> None:
 
 
 async def refuse_stream(call: Call) -> None:
-    await call.send(STREAM_HEAD + chunk(QUEUE_FULL_EVENT) + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+    await call.send(
+        STREAM_HEAD + chunk(QUEUE_FULL_EVENT) + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+    )
 
 
 def free_port() -> int:
@@ -90,7 +92,7 @@ def test_a_dead_reused_connection_is_replayed_on_a_fresh_one() -> None:
             # Each later request was read twice: once on the dying connection, once on a fresh one.
             assert [call.reused for call in spec.calls] == [0, 1, 0, 1, 0]
             assert base.calls == []
-            assert stack.relay.metrics.retries["replay_stale"] == 2
+            assert stack.relay.metrics.retries[Retry.STALE] == 2
 
     run(work)
 
@@ -172,7 +174,7 @@ def test_a_refused_stream_without_another_backend_is_passed_on_as_it_came() -> N
             assert got.status_code == 200
             assert got.content == QUEUE_FULL_EVENT + b"data: [DONE]\n\n"
             assert base.calls == []
-            assert stack.relay.metrics.retries["budget_exhausted"] == 1
+            assert stack.relay.metrics.retries[Retry.BUDGET_EXHAUSTED] == 1
 
     run(work)
 

@@ -84,7 +84,7 @@ def test_a_class_can_stand_in_for_the_http_protocol() -> None:
     def make() -> None: ...
 
     config = uvicorn.Config("tests:none", http=make, ws="none", log_config=None)  # type: ignore[arg-type]
-    config.load_app = lambda: None  # type: ignore[assignment]
+    config.load_app = lambda: None  # type: ignore[method-assign]
     config.load()
-    assert config.http_protocol_class is make
+    assert config.http_protocol_class is make  # type: ignore[comparison-overlap]
     assert config.ws_protocol_class is None
