@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from router.framing import MAX_HEAD, ChunkedReader, FramingError, ResponseHead, parse_head
 
 if TYPE_CHECKING:
-    from router.driver import Driver
     from router.pool import BackendPool
 
 
@@ -37,6 +36,30 @@ class _Part(enum.Enum):
 HEAD, LENGTH, CHUNKED, CLOSE = _Part
 
 
+class AnswerReader(Protocol):
+    """Who is told of an answer. `now` is the moment of the read, monotonic seconds."""
+
+    def backend_begin(self, head: ResponseHead, now: float) -> None:
+        """The head is there."""
+        ...
+
+    def backend_payload(self, payload: bytes, framed: bytes, count: int, now: float) -> None:
+        """Body bytes; `framed` is the same in whole chunks as they came, or empty."""
+        ...
+
+    def backend_read(self) -> None:
+        """The read that brought the head of a stream is worked off."""
+        ...
+
+    def backend_end(self, now: float, *, reusable: bool) -> None:
+        """The answer is complete."""
+        ...
+
+    def backend_lost(self, *, answered: bool, invalid: bool = False) -> None:
+        """The connection is gone, or what came is `invalid`; `answered`: a byte had come."""
+        ...
+
+
 class BackendConnection(asyncio.Protocol):
     """One connection to a backend; serves one exchange at a time."""
 
@@ -46,7 +69,7 @@ class BackendConnection(asyncio.Protocol):
     def __init__(self, pool: BackendPool) -> None:
         self.pool = pool
         self.transport: asyncio.Transport | None = None
-        self.driver: Driver | None = None
+        self.driver: AnswerReader | None = None
         self.idle_since = 0.0
         self.answered = False  # whether a byte of the current answer came
         self._now = 0.0  # of the current read
@@ -59,7 +82,7 @@ class BackendConnection(asyncio.Protocol):
 
     # ------------------------------------------------------------------ used by the driver
 
-    def send(self, driver: Driver, head: bytes, body: bytes) -> None:
+    def send(self, driver: AnswerReader, head: bytes, body: bytes) -> None:
         """Send one request; the answer goes to the driver."""
         self.driver = driver
         self.answered = False
@@ -145,7 +168,7 @@ class BackendConnection(asyncio.Protocol):
 
     # ------------------------------------------------------------------ parts of an answer
 
-    def _head(self, driver: Driver, data: bytes) -> None:
+    def _head(self, driver: AnswerReader, data: bytes) -> None:
         if self._buffer:
             data = self._buffer + data
         end = data.find(b"\r\n\r\n")
@@ -193,7 +216,7 @@ class BackendConnection(asyncio.Protocol):
             self._part = LENGTH
             self._left = head.length
 
-    def _chunked(self, driver: Driver, data: bytes) -> None:
+    def _chunked(self, driver: AnswerReader, data: bytes) -> None:
         reader = self._reader
         payloads = reader.feed(data)
         if payloads:
@@ -203,7 +226,7 @@ class BackendConnection(asyncio.Protocol):
         if reader.done and self.driver is driver:
             self._end(driver, reader.rest)
 
-    def _plain(self, driver: Driver, data: bytes) -> None:
+    def _plain(self, driver: AnswerReader, data: bytes) -> None:
         if self._part is CLOSE:
             driver.backend_payload(data, b"", 1, self._now)
             return
@@ -213,7 +236,7 @@ class BackendConnection(asyncio.Protocol):
         if self._left <= 0 and self.driver is driver:
             self._end(driver, data[left:])
 
-    def _end(self, driver: Driver, rest: bytes) -> None:
+    def _end(self, driver: AnswerReader, rest: bytes) -> None:
         """The answer is whole. Bytes beyond it are nobody's: such a connection is not reused."""
         if rest:
             self._reusable = False

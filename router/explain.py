@@ -234,9 +234,8 @@ class AccessLog:
         self._writer = writer
         self._wall = wall
         self._call_later = call_later
-        self._encode_into = msgspec.json.Encoder().encode_into
-        self._buffer = bytearray()
-        self._lines = 0
+        self._encode = msgspec.json.Encoder().encode
+        self._buffer: list[bytes] = []
         self._armed = False
         self._second = -1
         self._prefix = ""
@@ -245,10 +244,8 @@ class AccessLog:
         """Log one request that ended. Never blocks and never raises for what a client sent."""
         if not self.enabled:
             return
-        self._encode_into(self._line(done), self._buffer, -1)
-        self._buffer += b"\n"
-        self._lines += 1
-        if self._lines >= FLUSH_LINES:
+        self._buffer.append(self._encode(self._line(done)))
+        if len(self._buffer) >= FLUSH_LINES:
             self.flush()
         elif not self._armed and self._call_later is not None:
             self._armed = True
@@ -256,10 +253,9 @@ class AccessLog:
 
     def flush(self) -> None:
         """Hand what is buffered to the writer, which drops it if it is stuck."""
-        if self._lines:
-            self._writer.put(bytes(self._buffer), self._lines)
-            self._buffer.clear()
-            self._lines = 0
+        if self._buffer:
+            lines, self._buffer = self._buffer, []
+            self._writer.put(b"\n".join(lines) + b"\n", len(lines))
 
     def _timer(self) -> None:
         self._armed = False

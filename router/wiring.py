@@ -14,8 +14,9 @@ from router.health import HealthState, PairHealth
 from router.load import ROLES, LoadTracker, Role
 from router.metrics import RelayMetrics
 from router.policies import configured_policy, make_frontier
-from router.poller import AcceptPoller, TelemetryPoller, probe_client
+from router.poller import BODY_LIMIT, AcceptPoller, TelemetryPoller, probe_client
 from router.pool import BackendPool
+from router.pool_transport import PoolTransport
 from router.probes import HealthProber
 from router.relay import Relay
 
@@ -111,17 +112,22 @@ class Watchers:
         for role in ROLES:
             self._watch(relay, role)
 
-    def _client(self, settings: Settings, role: Role, timeout: float) -> httpx.AsyncClient:
-        client = probe_client(_url(settings, role), key=_key(settings, role), timeout=timeout)
+    def _client(
+        self, settings: Settings, role: Role, timeout: float, clock: Callable[[], float]
+    ) -> httpx.AsyncClient:
+        # A pool for each: a probe that hangs delays no other, and none is in the way of the relay.
+        key = _key(settings, role)
+        transport = PoolTransport(_pool(settings, role, clock), limit=BODY_LIMIT)
+        client = probe_client(_url(settings, role), key=key, timeout=timeout, transport=transport)
         self.clients.append(client)
         return client
 
     def _watch(self, relay: Relay, role: Role) -> None:
         settings, clock = relay.settings, relay.clock
-        accept = AcceptPoller(self._client(settings, role, 2.0), clock=clock)
+        accept = AcceptPoller(self._client(settings, role, 2.0, clock), clock=clock)
         poller = TelemetryPoller(
             role,
-            self._client(settings, role, 1.0),
+            self._client(settings, role, 1.0, clock),
             relay.tracker,
             interval=settings.telemetry_interval,
             accept=accept.value,
@@ -130,8 +136,8 @@ class Watchers:
         prober = HealthProber(
             role,
             relay.health,
-            ready_client=self._client(settings, role, READY_TIMEOUT),
-            health_client=self._client(settings, role, settings.health_timeout),
+            ready_client=self._client(settings, role, READY_TIMEOUT, clock),
+            health_client=self._client(settings, role, settings.health_timeout, clock),
             ready_interval=settings.ready_interval,
             ready_timeout=READY_TIMEOUT,
             health_interval=settings.health_interval,
