@@ -7,11 +7,31 @@ by default).
 
 from __future__ import annotations
 
+import functools
+from typing import Final
+
 from router.actions import Request
 from router.errors import ErrorAnswer
 from router.framing import ResponseHead
 from router.headers import answer_head, error_answer
-from router.policy import Decision
+from router.load import ROLES
+from router.policy import Decision, Reason
+
+# Every beginning that there can be, made once.
+_WHICH_AND_WHY: Final = {
+    (role, reason): (
+        f"x-crossover-backend: {role or 'none'}\r\n"
+        f"x-crossover-reason: {reason}\r\n"
+        "x-crossover-concurrency: "
+    ).encode()
+    for role in (*ROLES, None)
+    for reason in Reason
+}
+
+
+@functools.lru_cache(maxsize=1024)
+def _threshold_line(threshold: float | None) -> bytes:
+    return b"" if threshold is None else f"x-crossover-threshold: {threshold:g}\r\n".encode()
 
 
 class Answer:
@@ -30,15 +50,13 @@ class Answer:
 
     def explain(self, decision: Decision) -> None:
         """Say in the headers which backend answers, and why."""
-        own = (
-            f"x-crossover-backend: {decision.backend or 'none'}\r\n"
-            f"x-crossover-reason: {decision.reason}\r\n"
-            f"x-crossover-concurrency: {decision.n}/{decision.m}\r\n"
+        self._own = self._request.extra + b"%b%d/%d\r\n%bx-request-id: %b\r\n" % (
+            _WHICH_AND_WHY[decision.backend, decision.reason],
+            decision.n,
+            decision.m,
+            _threshold_line(decision.threshold),
+            self._request.id.encode(),
         )
-        if decision.threshold is not None:
-            own += f"x-crossover-threshold: {decision.threshold:g}\r\n"
-        own += f"x-request-id: {self._request.id}\r\n"
-        self._own = self._request.extra + own.encode()
 
     def begin(self, head: ResponseHead, common: bytes, *, draining: bool) -> bytes:
         """The head of a relayed answer."""

@@ -1,9 +1,7 @@
-"""Which server, and why: the last thousand decisions, and one log line per request.
+"""Which server, and why: the last thousand decisions, and what an operator did between them.
 
-Both are on the hot path and cost a few microseconds a request: a decision is one small mutable
-struct in a ring, a log line is encoded at once into a shared buffer. Neither ever holds a prompt, a
-header's value or a backend's address. Whatever the client put in its request id, a line stays one
-line: the id is cut, made ASCII and JSON-escaped.
+On the hot path: a decision is one small mutable struct in a ring. It never holds a prompt, a
+header's value or a backend's address.
 """
 
 from __future__ import annotations
@@ -17,8 +15,7 @@ from typing import Final, Literal
 import msgspec
 
 from router.load import Role
-from router.logs import LineWriter
-from router.metrics import Finished, Outcome
+from router.metrics import Outcome
 from router.policy import Decision, Reason
 
 Clock = Callable[[], float]
@@ -26,8 +23,6 @@ Threshold = float | Literal["infinity"] | None
 
 RING_SIZE: Final = 1000
 MAX_ID: Final = 128  # characters of a request id that are kept
-FLUSH_LINES: Final = 200
-FLUSH_SECONDS: Final = 0.5
 
 
 def safe_id(request_id: str) -> str:
@@ -39,7 +34,7 @@ def safe_id(request_id: str) -> str:
     return request_id.encode("ascii", "backslashreplace").decode()
 
 
-def _threshold(value: float | None) -> Threshold:
+def shown_threshold(value: float | None) -> Threshold:
     """JSON has no infinity: a line that is never reached is written as the word."""
     return "infinity" if value == math.inf else value
 
@@ -177,110 +172,6 @@ def _shown(entry: DecisionEntry | Event, offset: float) -> DecisionView | EventV
     duration = None if entry.ended_at is None else round(entry.ended_at - entry.at, 6)
     return DecisionView(
         at, "decision", entry.request_id, entry.route, entry.backend, entry.reason,
-        entry.n, entry.m, _threshold(entry.frontier), _threshold(entry.threshold),
+        entry.n, entry.m, shown_threshold(entry.frontier), shown_threshold(entry.threshold),
         entry.replay, entry.outcome, entry.status, duration,
     )  # fmt: skip
-
-
-class _Line(msgspec.Struct, gc=False):
-    """One request in the log. The names and their order are what a reader of the log relies on."""
-
-    timestamp: str
-    level: str
-    event: str
-    request_id: str
-    route: str
-    backend: Role | None
-    reason: Reason | None
-    n: int
-    m: int
-    threshold: Threshold
-    status: int
-    outcome: Outcome
-    stream: bool
-    duration_ms: float
-    first_byte_ms: float | None
-    overhead_ms: float | None
-    queue_wait_ms: float
-    bytes_in: int
-    bytes_out: int
-    chunks: int
-    prompt_tokens: int | None
-    output_tokens: int | None
-    replay: str | None
-    error: str | None
-
-
-_FAULTS: Final = frozenset({Outcome.BACKEND_ERROR, Outcome.BACKEND_LOST, Outcome.TIMEOUT})
-
-
-def _ms(seconds: float) -> float:
-    return round(seconds * 1000.0, 3)
-
-
-class AccessLog:
-    """One JSON line per request, encoded at once, written in batches by the writer's thread."""
-
-    def __init__(
-        self,
-        writer: LineWriter,
-        *,
-        wall: Clock = time.time,
-        call_later: Callable[[float, Callable[[], None]], object] | None = None,
-        enabled: bool = True,
-    ) -> None:
-        """`call_later` is the event loop's; without it, lines leave in batches and at `flush`."""
-        self.enabled = enabled
-        self._writer = writer
-        self._wall = wall
-        self._call_later = call_later
-        self._encode = msgspec.json.Encoder().encode
-        self._buffer: list[bytes] = []
-        self._armed = False
-        self._second = -1
-        self._prefix = ""
-
-    def add(self, done: Finished) -> None:
-        """Log one request that ended. Never blocks and never raises for what a client sent."""
-        if not self.enabled:
-            return
-        self._buffer.append(self._encode(self._line(done)))
-        if len(self._buffer) >= FLUSH_LINES:
-            self.flush()
-        elif not self._armed and self._call_later is not None:
-            self._armed = True
-            self._call_later(FLUSH_SECONDS, self._timer)
-
-    def flush(self) -> None:
-        """Hand what is buffered to the writer, which drops it if it is stuck."""
-        if self._buffer:
-            lines, self._buffer = self._buffer, []
-            self._writer.put(b"\n".join(lines) + b"\n", len(lines))
-
-    def _timer(self) -> None:
-        self._armed = False
-        self.flush()
-
-    def _stamp(self) -> str:
-        """ISO 8601 in UTC, to the millisecond."""
-        now = self._wall()
-        second = int(now)
-        if second != self._second:
-            self._second = second
-            self._prefix = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
-        return f"{self._prefix}.{int((now - second) * 1000):03d}Z"
-
-    def _line(self, done: Finished) -> _Line:
-        received, first, sent = done.received_at, done.first_byte_at, done.sent_at
-        return _Line(
-            self._stamp(), "warning" if done.outcome in _FAULTS else "info", "request",
-            safe_id(done.request_id), done.route,
-            done.backend, done.reason, done.n, done.m, _threshold(done.threshold),
-            done.status, done.outcome, done.stream,
-            _ms(done.ended_at - received),
-            None if first is None else _ms(first - received),
-            None if sent is None else _ms(sent - received - done.queue_wait),
-            _ms(done.queue_wait),
-            done.bytes_in, done.bytes_out, done.chunks, done.prompt_tokens, done.output_tokens,
-            done.replay, done.error,
-        )  # fmt: skip

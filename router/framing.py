@@ -60,11 +60,10 @@ class _Line(msgspec.Struct, frozen=True, gc=False):
     connection: frozenset[bytes] = frozenset()
 
 
-# A backend's heads are alike but for a few values: what a line says is remembered. Lines whose
-# values never repeat stay out, and so many others mean that the memory is of no use: it is emptied.
+# A backend's heads are alike but for a few values: what a line says is remembered. So many lines
+# mean that the memory is of no use; it is emptied.
 _REMEMBERED: Final = 1024
 _MEMORABLE: Final = 512  # bytes of a line
-_FLEETING: Final = frozenset({b"date", b"content-length", b"x-request-id"})
 _lines: dict[bytes, _Line] = {}
 _status_lines: dict[bytes, tuple[bool, int, bytes]] = {}
 
@@ -80,7 +79,7 @@ def _read_line(line: bytes) -> _Line:
         raise FramingError(msg)
     name, value = name.lower(), value.strip(b" \t")
     found = _understand(name, value)
-    if name not in _FLEETING and len(line) <= _MEMORABLE:
+    if len(line) <= _MEMORABLE:
         if len(_lines) >= _REMEMBERED:
             _lines.clear()
         _lines[line] = found

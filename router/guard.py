@@ -71,6 +71,12 @@ def read_head(version: str, headers: list[tuple[bytes, bytes]]) -> HeadFacts | E
         if name == b"host":
             hosts += 1
             continue
+        if name == b"content-length":
+            length = header[1]
+            if facts.length is not None or not length.isdigit() or len(length) > 18:
+                return errors.BAD_REQUEST.with_message("bad or repeated Content-Length")
+            facts.length = int(length)
+            continue
         if name in _SPECIAL:
             special.append(header)
             if name not in _NOTED:
@@ -98,12 +104,7 @@ def read_head(version: str, headers: list[tuple[bytes, bytes]]) -> HeadFacts | E
 def _take(facts: HeadFacts, name: bytes, value: bytes, version: str) -> ErrorAnswer | None:
     """Note one special header."""
     error: ErrorAnswer | None = None
-    if name == b"content-length":
-        if facts.length is not None or not value.isdigit() or len(value) > 18:
-            error = errors.BAD_REQUEST.with_message("bad or repeated Content-Length")
-        else:
-            facts.length = int(value)
-    elif name == b"transfer-encoding":
+    if name == b"transfer-encoding":
         if value.strip(b" \t").lower() != b"chunked" or facts.chunked:
             error = errors.BAD_TRANSFER_CODING
         elif version == "1.0":

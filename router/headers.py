@@ -52,7 +52,6 @@ def named_in_connection(value: bytes) -> frozenset[bytes]:
 # The lines of headers seen before, empty for one that does not pass. See `framing` for the why.
 _REMEMBERED: Final = 1024
 _MEMORABLE: Final = 512  # bytes of a value
-_FLEETING: Final = frozenset({b"date", b"content-length", b"x-request-id"})
 _out: dict[tuple[bytes, bytes], bytes] = {}
 
 
@@ -63,8 +62,6 @@ def _passes(name: bytes) -> bool:
 def _outgoing(header: tuple[bytes, bytes]) -> bytes:
     """A header as it goes to the client."""
     name = header[0]
-    if name in _FLEETING:
-        return b""
     if len(header[1]) > _MEMORABLE:
         return b"%b: %b\r\n" % header if _passes(name) else b""
     line = b"%b: %b\r\n" % header if _passes(name) else b""

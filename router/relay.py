@@ -26,10 +26,11 @@ from router.view import ConnectionCounts
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from router.access_log import AccessLog
     from router.auth import KeyRing
     from router.config import Settings
     from router.driver import Driver
-    from router.explain import AccessLog, DecisionLog
+    from router.explain import DecisionLog
     from router.frontend import RelayProtocol
     from router.frontier import Frontier
     from router.health import PairHealth

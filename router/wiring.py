@@ -6,10 +6,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from router.access_log import AccessLog
 from router.auth import load_keys
 from router.breaker import Breaker
 from router.calibration import CalibrationError, parse_calibration
-from router.explain import AccessLog, DecisionLog
+from router.explain import DecisionLog
 from router.health import HealthState, PairHealth
 from router.load import ROLES, LoadTracker, Role
 from router.metrics import RelayMetrics

@@ -15,7 +15,8 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.explain import FLUSH_LINES, AccessLog, DecisionLog, DecisionView, EventView, safe_id
+from router.access_log import FLUSH_LINES, AccessLog
+from router.explain import DecisionLog, DecisionView, EventView, safe_id
 from router.load import PolicyMemory, Role
 from router.logs import LineWriter, configure_logging
 from router.metrics import Finished, Outcome, Retry
@@ -132,7 +133,7 @@ def test_an_infinite_threshold_is_a_word() -> None:
 
 def written(sink: Sink, *finished_ones: Finished) -> list[dict[str, object]]:
     writer = LineWriter(sink)
-    access = AccessLog(writer, wall=lambda: 1_800_000_000.25)
+    access = AccessLog(writer, wall=lambda: 1_800_000_000.25, clock=lambda: 12.0)
     for done in finished_ones:
         access.add(done)
     access.flush()
