@@ -82,7 +82,10 @@ class Driver:
         """Body bytes came. The one path that is taken per chunk."""
         exchange = self.exchange
         if exchange.state is RELAYING:
-            self.client.write(exchange.relay(payload, framed, count, now))
+            data = exchange.relay(payload, framed, count, now)
+            transport = self.client.transport
+            if not transport.is_closing():
+                transport.write(data)
             return
         self.now = now
         actions = exchange.body(payload, now)
@@ -167,7 +170,9 @@ class Driver:
             self._relay.finished(self)
 
     def _write(self, action: Write) -> None:
-        self.client.write(action.data)
+        transport = self.client.transport
+        if action.data and not transport.is_closing():
+            transport.write(action.data)
 
     def _sample(self, action: Sample) -> None:
         ticket, self._ticket = self._ticket, 0

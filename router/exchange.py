@@ -143,7 +143,7 @@ class Exchange(ExchangeCore):
         `framed` is the payload in whole chunks as the backend sent it, or empty.
         """
         self.chunks += count
-        self._shared.gaps[self._role].observe(now - self._last_byte_at)
+        self._gap.observe(now - self._last_byte_at)
         self._last_byte_at = now
         if self.scanner is not None:
             self.scanner.feed(payload)
@@ -164,7 +164,8 @@ class Exchange(ExchangeCore):
             if self.scanner is None:
                 self._read_usage()
             out = self._take_held()
-        out += self.answer.ending()
+        if self.answer.chunked:
+            out += self.answer.ending()
         verdict, outcome = self._judge(self.head.status)
         actions: list[Action] = [Write(out)] if out else []
         if verdict is not None:

@@ -15,7 +15,7 @@ from router.breaker import Outcome as Verdict
 from router.errors import ErrorAnswer
 from router.framing import ResponseHead
 from router.load import Lease, Role
-from router.metrics import Outcome, Retry
+from router.metrics import Histogram, Outcome, Retry
 from router.policy import Decision, Reason
 from router.sse import SseScanner, Usage, error_code, first_event
 
@@ -79,6 +79,7 @@ class ExchangeCore:
     _held_size = 0
     _last_byte_at = 0.0
     _paused_at: float | None = None
+    _gap: Histogram  # of the backend that is being relayed
 
     def __init__(self, request: Request, shared: Shared) -> None:
         self.request = request
@@ -193,7 +194,8 @@ class ExchangeCore:
     def _commit(self) -> Actions:
         """Let the head go, and with it what was held."""
         self._refused = False
-        self.state = State.RELAYING
+        self._gap = self._shared.gaps[self._role]
+        self.state = RELAYING
         out = Write(self._take_held())
         # A client that was slow before there was a connection to pause: pause it now.
         return (out,) if self._paused_at is None else (out, Do.PAUSE_BACKEND)

@@ -191,6 +191,13 @@ class ChunkedReader:
     def feed(self, data: bytes) -> list[bytes]:
         """The payloads of one read. Raises FramingError."""
         self.plain = not self._left and not self._line and not self._trailers
+        if self.plain:  # and then nearly always: one whole chunk
+            match = _CHUNK.match(data)
+            if match is not None:
+                start = match.end()
+                end = start + int(match[1], 16)
+                if start < end == len(data) - 2 and data.endswith(b"\r\n"):
+                    return [data[start:end]]
         payloads: list[bytes] = []
         at = self._finish_chunk(data, payloads) if self._left else 0
         if self._line:

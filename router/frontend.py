@@ -97,14 +97,17 @@ class RelayProtocol(ReceivingProtocol):
         if self._advancing:
             return
         self._advancing = True
+        while self.queue and self.phase is not BUSY and self.phase is not CLOSING:
+            self._begin(self.queue.popleft())
+        self._advancing = False
+
+    def _begin(self, incoming: Incoming) -> None:
+        """Start one request."""
         try:
-            while self.queue and self.phase is not BUSY and self.phase is not CLOSING:
-                self._start(self.queue.popleft())
+            self._start(incoming)
         except Exception:  # noqa: BLE001 (the connection must go on)
             _log.exception("request")
             self._fail()
-        finally:
-            self._advancing = False
 
     def _start(self, incoming: Incoming) -> None:
         self._enter(BUSY, self.now)

@@ -24,8 +24,7 @@ from router.load import ROLES, LoadTracker, Role
 
 _log = logging.getLogger("crossover")
 
-# An enum's members are slow to look up, and this one is for every request.
-SUCCESS = Outcome.SUCCESS
+SUCCESS = Outcome.SUCCESS  # an enum's members are slow to look up
 
 
 class Probe(enum.StrEnum):
@@ -59,6 +58,9 @@ class Health(enum.IntEnum):
     DOWN = 0
     UP = 1
     UNKNOWN = 2
+
+
+UNKNOWN = Health.UNKNOWN
 
 
 class _Tally:
@@ -191,7 +193,10 @@ class PairHealth:
         """An exchange is over, or its attempt at this backend is: call once for each `admit`."""
         backend = self._backends[role]
         if outcome is SUCCESS:
-            self.alive(role, now)
+            if backend.health.state is UNKNOWN:
+                self.alive(role, now)
+            else:
+                backend.health.lived(now)
             if not ticket and backend.breaker.clean:
                 return  # nearly always
         elif outcome is Outcome.BACK_PRESSURE:

@@ -68,11 +68,18 @@ class Incoming:
         incoming.error = error
         return incoming
 
-    def check(self, limits: HeadLimits, table: Mapping[bytes, Route]) -> None:
-        """Check the head, take from it what is needed, and find the route."""
-        self.error = self._over(limits)
-        if self.error is not None:
-            return
+    def check(
+        self, limits: HeadLimits, table: Mapping[bytes, Route], at_most: int | None = None
+    ) -> None:
+        """Check the head, take from it what is needed, and find the route.
+
+        `at_most`: bytes that it had at most, where that is known.
+        """
+        small = at_most is not None and at_most <= limits.header_bytes
+        if not small or len(self.headers) > limits.headers or len(self.target) > limits.url_bytes:
+            self.error = self._over(limits)
+            if self.error is not None:
+                return
         facts = read_head(self.version, self.headers)
         if isinstance(facts, ErrorAnswer):
             self.error = facts

@@ -76,7 +76,8 @@ class ReceivingProtocol(HttpToolsProtocol):
         self.queue: deque[Incoming] = deque()
         self._ahead = 0  # bytes received while BUSY
         self._deaf = False  # nothing that still comes can be a request
-        self._head_bytes = 0  # received of the head that is arriving
+        self._head_bytes = 0  # received of the head that is arriving, in earlier reads
+        self._read_bytes = 0  # of the current read
         self._raw_body: ChunkedReader | int | None = None  # after an Upgrade, see `_upgraded`
         self._buffered = 0  # bytes of bodies counted in `relay.buffered`
 
@@ -95,6 +96,7 @@ class ReceivingProtocol(HttpToolsProtocol):
         if self._raw_body is not None:
             self._feed_raw_body(data)
             return
+        self._read_bytes = len(data)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -104,7 +106,7 @@ class ReceivingProtocol(HttpToolsProtocol):
                 self._refuse(errors.BAD_REQUEST)
         if self._headers is not None and not self._deaf:
             # The parser keeps an unfinished header to itself, however long it grows.
-            self._head_bytes += len(data)
+            self._head_bytes += self._read_bytes
             if self._head_bytes > self.relay.head_limits.total:
                 self._refuse(errors.HEADERS_TOO_LARGE)
 
@@ -174,7 +176,8 @@ class ReceivingProtocol(HttpToolsProtocol):
                 parser.get_http_version(),
                 keep_alive=parser.should_keep_alive(),
             )
-            incoming.check(self.relay.head_limits, self.table)
+            at_most = self._head_bytes + self._read_bytes
+            incoming.check(self.relay.head_limits, self.table, at_most)
             error = incoming.error or self.relay.admission_error(incoming)
             if error is not None:
                 self._refuse(error)
@@ -222,13 +225,20 @@ class ReceivingProtocol(HttpToolsProtocol):
         if incoming is None or self._deaf:
             return
         incoming.complete = True
-        self.queue.append(incoming)
-        self._advance()
+        if self.queue or self.phase is BUSY:
+            self.queue.append(incoming)
+            self._advance()
+        else:
+            self._begin(incoming)
 
     # ------------------------------------------------------------------ shared with the subclass
 
     def _advance(self) -> None:
         """Start the next request if nothing is being answered."""
+        raise NotImplementedError  # the subclass's
+
+    def _begin(self, incoming: Incoming) -> None:
+        """Start this request: nothing is being answered and none is before it."""
         raise NotImplementedError  # the subclass's
 
     def _refuse(self, error: ErrorAnswer) -> None:
@@ -264,6 +274,8 @@ class ReceivingProtocol(HttpToolsProtocol):
 
     def _release_all_but_waiting(self) -> None:
         """Give back the bytes of bodies that are no longer held."""
+        if not self._buffered:
+            return
         held = sum(waiting.size for waiting in self.queue) if self.queue else 0
         if self.incoming is not None:
             held += self.incoming.size

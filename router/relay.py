@@ -208,7 +208,9 @@ class Relay:
 
     def submit(self, driver: Driver, now: float) -> None:
         """Start an exchange now, let it wait its turn, or turn it away."""
-        if not self._waiting and self.tracker.in_flight < self._max_in_flight:
+        tracker = self.tracker
+        in_flight = tracker.speculative.in_flight + tracker.baseline.in_flight
+        if not self._waiting and in_flight < self._max_in_flight:
             driver.start(now)
         elif len(self._waiting) < self.settings.queue_size:
             driver.queued = True
