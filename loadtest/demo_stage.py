@@ -142,7 +142,9 @@ class Operator:
             answer = await self._client.request(method, base + path, json=body)
             answer.raise_for_status()
         except httpx.HTTPError as error:
-            self._children.check()
+            for _ in range(10):  # a process's connections are cut a moment before it has ended
+                self._children.check()
+                await asyncio.sleep(POLL_S)
             said = str(error) or type(error).__name__
             raise ChildError(f"{method} {base}{path}: {said}") from error
         return answer.content

@@ -179,7 +179,8 @@ def test_a_table_can_be_either_number(k: float, n: int, m: int, band: float) -> 
     flat, number = Frontier.from_table((k,)), Frontier.speculative_only(k)
     assert flat.at(m) == number.at(m)
     assert flat.inside_band(n, m, band) is number.inside_band(n, m, band)
-    assume(k < 100)
+    if k >= 100:  # a table of so many values says nothing new
+        return
     slope = Frontier.from_table(tuple(k - i for i in range(int(k) + 1)))
     total = Frontier.total(k)
     assert slope.at(m) == total.at(m)
