@@ -22,6 +22,7 @@ import logging
 import resource
 import signal
 import socket
+import ssl
 import sys
 from typing import TYPE_CHECKING, Final
 
@@ -271,8 +272,11 @@ def serve(settings: Settings) -> int:
     except BindError as error:
         sys.stderr.write(f"crossover: {error}\n")
         return EXIT_CANNOT_BIND
-    except (CalibrationError, OSError) as error:
-        sys.stderr.write(f"crossover: calibration {settings.calibration}: {error}\n")
+    except CalibrationError as error:
+        sys.stderr.write(f"crossover: {error}\n")
+        return EXIT_CONFIGURATION
+    except ssl.SSLError as error:
+        sys.stderr.write(f"crossover: ssl_certfile, ssl_keyfile: {error.strerror or error}\n")
         return EXIT_CONFIGURATION
     finally:
         writer.close()

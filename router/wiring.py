@@ -36,10 +36,14 @@ READY_TIMEOUT: Final = 2.0  # seconds; `/ready` reads a flag
 def read_line(settings: Settings) -> tuple[Frontier | None, float | None, float | None]:
     """The configured line, and the band and dwell that a calibration asks for.
 
-    Raises CalibrationError when the file is not a calibration, OSError when it cannot be read.
+    Raises CalibrationError, which names the file and says why.
     """
     if settings.calibration is not None:
-        calibration = parse_calibration(Path(settings.calibration).read_bytes())
+        try:
+            calibration = parse_calibration(Path(settings.calibration).read_bytes())
+        except (CalibrationError, OSError) as error:
+            msg = f"calibration {settings.calibration}: {error}"
+            raise CalibrationError(msg) from error
         return calibration.line, calibration.switch.band, calibration.switch.dwell
     if settings.threshold is not None:
         return make_frontier(settings.threshold, settings.scope), None, None
@@ -53,7 +57,7 @@ def build_relay(
     call_later: Callable[[float, Callable[[], None]], object],
     clock: Callable[[], float] = time.monotonic,
 ) -> Relay:
-    """One relay, not yet listening. Raises CalibrationError and OSError as `read_line` does."""
+    """One relay, not yet listening. Raises CalibrationError as `read_line` does."""
     frontier, band, dwell = read_line(settings)
     tracker = LoadTracker(stale_after=settings.telemetry_stale)
     health = PairHealth(

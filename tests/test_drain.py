@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -189,5 +190,35 @@ def test_a_taken_port_is_one_line_and_code_3() -> None:
             assert said.decode().splitlines() == [
                 f"crossover: cannot listen on 127.0.0.1 port {port}: Address already in use"
             ]
+
+    run(work)
+
+
+def test_files_that_cannot_be_used_are_one_line_and_code_2(tmp_path: Path) -> None:
+    """A calibration or a certificate that is none is said in one line that names it."""
+    (tmp_path / "calibration.json").write_text('{"schema": "crossover.calibration/1"}')
+    (tmp_path / "cert.pem").write_text("no certificate")
+    (tmp_path / "key.pem").write_text("no key")
+    bad = {
+        "calibration": ["--calibration", str(tmp_path / "calibration.json")],
+        "ssl_certfile, ssl_keyfile": [
+            "--threshold", "1",
+            "--ssl-certfile", str(tmp_path / "cert.pem"),
+            "--ssl-keyfile", str(tmp_path / "key.pem"),
+        ],
+    }  # fmt: skip
+
+    async def work() -> None:
+        for name, flags in bad.items():
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "router", "serve", *flags,
+                "--speculative", "http://127.0.0.1:1", "--baseline", "http://127.0.0.1:2",
+                "--port", "0", "--admin-port", "0",
+                stderr=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            _, said = await process.communicate()
+            assert process.returncode == 2
+            (line,) = said.decode().splitlines()
+            assert line.startswith(f"crossover: {name}")
 
     run(work)
