@@ -40,7 +40,7 @@ MEANING: Final = {
     Reason.BELOW_THRESHOLD: f"n + m < {LINE.threshold:g}",
     Reason.AT_THRESHOLD: f"n + m >= {LINE.threshold:g}",
     Reason.BAND: f"back below {LINE.threshold:g}, but not yet below {LINE.lower:g}",
-    Reason.DWELL: f"below {LINE.lower:g}, but not yet for {LINE.dwell:g} s on this side",
+    Reason.DWELL: f"below {LINE.lower:g}, but not yet for {LINE.dwell:g} s",
 }
 
 SNIPPET: Final = """\
@@ -149,7 +149,7 @@ def invite(console: Console, stage: Stage) -> None:
         console.print(f"  {name:<10} {url}", soft_wrap=True)
     console.print(
         "\nThe admin listener wants its key:"
-        f" curl -H 'authorization: Bearer {stage.admin_key}' {stage.admin}/decisions?limit=3",
+        f" curl -H 'authorization: Bearer {stage.admin_key}' '{stage.admin}/decisions?limit=3'",
         soft_wrap=True,
         markup=False,
     )

@@ -74,7 +74,17 @@ def show_config(config: Path | None, flags: dict[str, Any]) -> None:
     The output is a TOML file; secrets are hidden.
     """
     settings, sources = _settings(config, flags)
+    from router.wiring import CalibrationError, read_line
+
     values = settings.redacted()
+    try:
+        _, band, dwell = read_line(settings)
+    except CalibrationError as error:
+        print(f"crossover: {error}", file=sys.stderr)
+        raise typer.Exit(EXIT_CONFIGURATION) from None
+    for name, value in (("band", band), ("dwell", dwell)):
+        if value is not None:
+            values[name], sources[name] = value, "calibration"
     for group in GROUPS:
         print(f"# {group.title}")
         for name in group.model_fields:

@@ -96,7 +96,7 @@ class BackendItem(Shape):
     url: str
     usable: bool = Field(description="Whether it may get new work.")
     health: Literal["up", "down", "unknown"]
-    ready: Literal["up", "down", "unknown"] = Field(description="What its /ready alone says.")
+    ready_probe: Literal["up", "down", "unknown"] = Field(description="What its /ready alone says.")
     breaker: Literal["closed", "half_open", "open"]
     failures: int = Field(description="Failed requests in a row.")
     drained: bool
@@ -124,7 +124,7 @@ class PolicyItem(Shape):
 
     name: str
     frontier: FrontierItem | None
-    side: Role
+    side: Role | None = Field(description="Of the line; None for a policy without one.")
     side_for: float | None = Field(description="Seconds on this side; None since the start.")
 
 

@@ -29,12 +29,14 @@ from typing import TYPE_CHECKING, Final
 import uvicorn
 import uvloop
 
+from router import __version__
 from router.admin import create_admin_app
 from router.calibration import CalibrationError
 from router.frontend import OrdinaryProtocol, RelayProtocol
 from router.logs import LineWriter, configure_logging
 from router.pair import create_public_app
 from router.relay import SWEEP_SECONDS
+from router.status_view import policy_item
 from router.wiring import Watchers, build_relay
 
 if TYPE_CHECKING:
@@ -159,7 +161,16 @@ class Router:
                 if task.done():
                     await task
             await asyncio.sleep(0.005)
-        fields = {"host": self.settings.host, "port": self.port, "admin_port": self.admin_port}
+        fields = {
+            "version": __version__,
+            "host": self.settings.host,
+            "port": self.port,
+            "admin_host": self.settings.admin_host,
+            "admin_port": self.admin_port,
+            "speculative": str(self.settings.speculative),
+            "baseline": str(self.settings.baseline),
+            "policy": policy_item(self.relay).model_dump(mode="json", exclude={"side", "side_for"}),
+        }
         _log.info(
             "listening on port %d, admin on port %d", self.port, self.admin_port, extra=fields
         )

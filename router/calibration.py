@@ -72,7 +72,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     schema: str
     frontier: Line
-    verdict: Verdict = "at"
+    verdict: Verdict | None = None
     switch: Switch = Switch()
     curves: Curves | None = None
     interval: tuple[float, float] | None = None  # of the crossover, requests
@@ -109,7 +109,10 @@ def parse_calibration(document: bytes) -> Calibration:
     try:
         found = msgspec.json.decode(document, type=Calibration)
     except msgspec.DecodeError as error:
-        raise CalibrationError(str(error)) from error
+        hint = ""
+        if "frontier.threshold" in str(error):
+            hint = ' (a number of requests, "always" or "never")'
+        raise CalibrationError(f"{error}{hint}") from error
     if found.schema != SCHEMA:
         msg = f"schema: {found.schema!r} is not {SCHEMA!r}"
         raise CalibrationError(msg)
@@ -120,5 +123,10 @@ def parse_calibration(document: bytes) -> Calibration:
     if switch.dwell is not None and not 0.0 <= switch.dwell < math.inf:
         msg = f"switch.dwell: {switch.dwell} is not a number of seconds from 0 up"
         raise CalibrationError(msg)
-    _ = found.line
+    line = found.line
+    said = found.verdict
+    fits = {"never": line.never, "always": line.always, "at": not (line.never or line.always)}
+    if said is not None and not fits.get(said, True):
+        msg = f"verdict {said!r} and the frontier contradict each other"
+        raise CalibrationError(msg)
     return found

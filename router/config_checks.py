@@ -11,13 +11,13 @@ from router.config_sources import Problem
 from router.config_types import BackendUrl, is_loopback, read_keys
 
 NO_LINE = (
-    "frontier needs one of them. Measure both servers: loadtest calibrate --speculative URL "
-    "--baseline URL --out calibration.json, then --calibration calibration.json; or name the "
-    "concurrency at which your own benchmark saw them cross: --threshold K"
+    "frontier needs one of them: --threshold K, the largest concurrency at which a benchmark of "
+    "both servers (python -m sglang.bench_serving --max-concurrency 1, 2, 4, 8, ...) saw the "
+    "speculative one ahead in output tokens per second, or always, or never; or --calibration FILE"
 )
 ONE_PROCESS = (
     "one process owns the counts: each of N workers would see 1/N of the load, which moves the "
-    "threshold N-fold. Run one worker, it relays about 30,000 chunks a second"
+    "threshold N-fold. Run one worker"
 )
 _WILDCARDS = {"0.0.0.0", "::"}  # noqa: S104 (compared with, not bound)
 
@@ -42,6 +42,8 @@ def check_line(routing: Routing) -> Iterator[Problem]:
     """The frontier has exactly one origin."""
     keys = ("threshold", "calibration")
     given = [value for value in (routing.threshold, routing.calibration) if value is not None]
+    if routing.calibration is not None and "scope" in routing.model_fields_set:
+        yield Problem(("calibration", "scope"), "the calibration says what its line compares")
     if len(given) > 1:
         yield Problem(keys, "give one of them, not both")
     elif not given and routing.policy == "frontier":

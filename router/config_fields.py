@@ -82,7 +82,7 @@ comparison. Example: least-in-flight"""
     """The most requests that run while the speculative server is used: a crossover measured at a \
 concurrency of 32 is 32. Or always, or never. This or calibration, not both. Example: 32"""
     calibration: ExistingFile | None = None
-    """A measured frontier instead of a number: the file that `loadtest calibrate` writes. \
+    """A measured frontier instead of a number, as a file (router/calibration.py has its schema). \
 Example: calibration.json"""
     scope: Scope = "total"
     """What a threshold is compared with: total counts both servers (they share GPUs), speculative \
@@ -91,7 +91,7 @@ fills that server and lets the rest overflow (they do not). Example: speculative
     """How far below the threshold the concurrency must fall before the speculative server is used \
 again, as a share of it: 0.2 of 32 is 25.6. 0 is no band. Example: 0.1"""
     dwell: SecondsOrZero = 5.0
-    """How long it must have stayed there. Leaving the speculative server never waits. \
+    """How long it must have been below that. Leaving the speculative server never waits. \
 Example: 20s"""
     queue_mark: CountOrZero = 0
     """More than this many requests queued inside one backend send new ones to the other. \

@@ -238,6 +238,7 @@ class Driver:
     def _send(self, pool: BackendPool, connection: BackendConnection, *, reused: bool) -> None:
         request = self.exchange.request
         head = pool.head_for(request.route) + request.headers
+        body = request.body if request.route.method == b"POST" else b""
         if request.route.method == b"POST":
             head += b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (
                 request.id.encode(),
@@ -246,8 +247,8 @@ class Driver:
         else:
             head += b"x-request-id: %b\r\n\r\n" % request.id.encode()
         self._connection = connection
-        connection.send(self, head, request.body)
-        self.exchange.sent(self.now, reused=reused)
+        connection.send(self, head, body)
+        self.exchange.sent(self._clock(), reused=reused)
 
     _HANDLERS: ClassVar[dict[type[Action], Callable[[Driver, Any], None]]] = {
         Write: _write,

@@ -64,7 +64,6 @@ class RelayProtocol(ReceivingProtocol):
         """Take the transport, or turn the client away."""
         super().connection_made(transport)
         if len(self.connections) > self.relay.settings.max_connections:
-            self.relay.metrics.reject(errors.TOO_MANY_CONNECTIONS.code)
             self._answer(errors.TOO_MANY_CONNECTIONS)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -196,7 +195,10 @@ class RelayProtocol(ReceivingProtocol):
         self, error: ErrorAnswer, incoming: Incoming | None = None, *, close: bool = True
     ) -> None:
         """Write an error of our own; `close` unless the request itself was sound."""
-        extra = self.relay.cors_lines(incoming.facts.origin) if incoming is not None else b""
+        request_id = self.relay.refused(error, incoming, self.since)
+        extra = b"x-request-id: %b\r\n" % request_id.encode()
+        if incoming is not None:
+            extra += self.relay.cors_lines(incoming.facts.origin)
         if incoming is not None and incoming.allow:
             extra += b"allow: %b\r\n" % incoming.allow
         head_only = incoming is not None and incoming.method == b"HEAD"

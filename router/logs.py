@@ -149,6 +149,8 @@ def configure_logging(level: str = "info", writer: LineWriter | None = None) -> 
         logger = logging.getLogger(name)
         logger.handlers = []
         logger.propagate = True
+        # Two listeners would say each step of their own twice; ours says what matters once.
+        logger.setLevel(max(number, logging.WARNING) if number > logging.DEBUG else number)
     for name in CHATTY:
         logging.getLogger(name).setLevel(max(number, logging.WARNING))
     logging.captureWarnings(True)

@@ -70,7 +70,8 @@ class HealthProber:
             within=self._timeouts[probe],
         )
         if isinstance(reply, NoReply):
-            answer, reason = Answer.MISS, reply.reason
+            answer = Answer.MISS if reply.connected else Answer.UNREACHABLE
+            reason = reply.reason
         else:
             answer, reason = Answer.of_status(reply.status), f"status {reply.status}"
         self._pair.probed(self.role, probe, answer, self._clock(), reason)

@@ -78,6 +78,8 @@ class ReceivingProtocol(HttpToolsProtocol):
         self._deaf = False  # nothing that still comes can be a request
         self._head_bytes = 0  # received of the head that is arriving, in earlier reads
         self._read_bytes = 0  # of the current read
+        self._read_body = 0  # bytes of bodies in it
+        self._begun = False  # whether that head began in the current read
         self._raw_body: ChunkedReader | int | None = None  # after an Upgrade, see `_upgraded`
         self._buffered = 0  # bytes of bodies counted in `relay.buffered`
 
@@ -97,6 +99,7 @@ class ReceivingProtocol(HttpToolsProtocol):
             self._feed_raw_body(data)
             return
         self._read_bytes = len(data)
+        self._read_body = 0
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -105,8 +108,14 @@ class ReceivingProtocol(HttpToolsProtocol):
             if not self._deaf:
                 self._refuse(errors.BAD_REQUEST)
         if self._headers is not None and not self._deaf:
-            # The parser keeps an unfinished header to itself, however long it grows.
-            self._head_bytes += self._read_bytes
+            # The parser keeps an unfinished header to itself, however long it grows. Of the read
+            # in which the head begins, at most what follows the last empty line belongs to it.
+            if self._begun:
+                after = data.rfind(b"\r\n\r\n") + 4
+                self._head_bytes = min(len(data) - after, len(data) - self._read_body)
+                self._begun = False
+            else:
+                self._head_bytes += len(data)
             if self._head_bytes > self.relay.head_limits.total:
                 self._refuse(errors.HEADERS_TOO_LARGE)
 
@@ -150,6 +159,7 @@ class ReceivingProtocol(HttpToolsProtocol):
         self._target = b""
         self._headers = []
         self._head_bytes = 0
+        self._begun = True
         if self.phase is IDLE:
             self._enter(HEAD, self.now)
 
@@ -204,6 +214,7 @@ class ReceivingProtocol(HttpToolsProtocol):
             incoming.waits_for_continue = False
         relay = self.relay
         length = len(body)
+        self._read_body += length
         size = incoming.size + length
         if size > (relay.max_body if incoming.route is not None else MAX_OWN_BODY):
             self._refuse(errors.BODY_TOO_LARGE)
@@ -247,7 +258,6 @@ class ReceivingProtocol(HttpToolsProtocol):
         self.incoming = self._headers = None
         self._deaf = True
         incoming.error = error
-        self.relay.metrics.reject(error.code)
         self.queue.append(incoming)
         self._advance()
 

@@ -19,7 +19,7 @@ from router.actions import Request, RetryBudget, Rules, Shared
 from router.errors import ErrorAnswer
 from router.guard import pinned_role
 from router.incoming import HeadLimits
-from router.report import record_of
+from router.report import record_of, refusal
 from router.request import BodyError, RequestInfo, read_info
 from router.view import ConnectionCounts
 
@@ -170,17 +170,15 @@ class Relay:
             try:
                 info = read_info(body, pinned)
             except BodyError as error:
-                self.metrics.reject(errors.BAD_BODY.code)
                 return errors.BAD_BODY.with_message(str(error))
             if route.stateful and info.stateful is not None:
-                self.metrics.reject(errors.STATEFUL.code)
                 return errors.STATEFUL.with_message(
                     f"{info.stateful}: {errors.STATEFUL.message}", info.stateful
                 )
         else:
             info = RequestInfo(prompt_bytes=len(body), pinned=pinned)
         return Request(
-            facts.request_id or f"{self._id_prefix}-{next(self._ids):08x}",
+            facts.request_id or self._new_id(),
             route,
             info,
             body,
@@ -190,6 +188,18 @@ class Relay:
             incoming.keep_alive,
             self.cors_lines(facts.origin) if self._origins else b"",
         )
+
+    def _new_id(self) -> str:
+        return f"{self._id_prefix}-{next(self._ids):08x}"
+
+    def refused(self, error: ErrorAnswer, incoming: Incoming | None, since: float) -> str:
+        """Count and log an answer of our own to a request that was not relayed; its id."""
+        request_id = (incoming.facts.request_id if incoming is not None else None) or self._new_id()
+        self.metrics.reject(error.code)
+        done = refusal(request_id, error, incoming, since, self.clock())
+        self.metrics.finish(done)
+        self.access_log.add(done)
+        return request_id
 
     def cors_lines(self, origin: bytes | None) -> bytes:
         """Header lines that let a browser of an allowed origin read the answer."""
@@ -216,7 +226,7 @@ class Relay:
             driver.queued = True
             self._waiting.append(driver)
         else:
-            self.metrics.reject("queue_full" if self.settings.queue_size else "max_in_flight")
+            self.metrics.reject(errors.QUEUE_FULL.code)
             driver.reject(errors.QUEUE_FULL)
 
     # ------------------------------------------------------------------ hearing of them
@@ -274,7 +284,7 @@ class Relay:
             pool.sweep(now)
         limit = self.settings.queue_timeout
         while self._waiting and now - self._waiting[0].exchange.request.received_at >= limit:
-            self.metrics.reject("queue_timeout")
+            self.metrics.reject(errors.QUEUE_TIMEOUT.code)
             self._waiting.popleft().reject(errors.QUEUE_TIMEOUT)
 
     def abort_all(self) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from router.metrics import Finished, Retry
+from router.metrics import OTHER_ROUTE, Finished, Outcome, Retry
 
 if TYPE_CHECKING:
+    from router.errors import ErrorAnswer
     from router.exchange import Exchange
+    from router.incoming import Incoming
 
 
 def record_of(exchange: Exchange, *, queued: bool) -> Finished:
@@ -30,6 +32,19 @@ def record_of(exchange: Exchange, *, queued: bool) -> Finished:
         exchange.ended_at, waited,
         len(request.body), answer.bytes_out, exchange.chunks, prompt, output,
         _last_replay(exchange.retries) if exchange.retries else None, exchange.error,
+    )  # fmt: skip
+
+
+def refusal(
+    request_id: str, error: ErrorAnswer, incoming: Incoming | None, since: float, now: float
+) -> Finished:
+    """The record of a request that we answered ourselves before it became an exchange."""
+    route = incoming.route if incoming is not None else None
+    name = route.name if route is not None else OTHER_ROUTE
+    size = incoming.size if incoming is not None else 0
+    return Finished(
+        request_id, name, None, None, 0, 0, None, error.status, Outcome.REJECTED, False,
+        since, None, None, None, now, 0.0, size, len(error.body), 0, None, None, None, error.code,
     )  # fmt: skip
 
 

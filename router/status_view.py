@@ -65,8 +65,10 @@ def policy_item(relay: RelayView) -> PolicyItem:
     return PolicyItem(
         name=policy_name(policy),
         frontier=frontier,
-        side=memory.side,
-        side_for=None if memory.since == -math.inf else round(now - memory.since, 3),
+        side=memory.side if frontier is not None else None,
+        side_for=None
+        if frontier is None or memory.since == -math.inf
+        else round(now - memory.since, 3),
     )
 
 
@@ -97,7 +99,7 @@ def _backend(
         url=str(settings.speculative if role is Role.SPECULATIVE else settings.baseline),
         usable=health.usable,
         health=_WORDS[health.health],
-        ready=_WORDS[health.ready],
+        ready_probe=_WORDS[health.ready],
         breaker=_BREAKER[health.breaker],
         failures=health.failures,
         drained=health.drained,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -30,11 +31,13 @@ if TYPE_CHECKING:
     from router.frontier import Frontier
     from router.logs import LineWriter
 
+_log = logging.getLogger("crossover")
+
 READY_TIMEOUT: Final = 2.0  # seconds; `/ready` reads a flag
 
 
 def read_line(settings: Settings) -> tuple[Frontier | None, float | None, float | None]:
-    """The configured line, and the band and dwell that a calibration asks for.
+    """The configured line, and band and dwell where a calibration says them and no setting does.
 
     Raises CalibrationError, which names the file and says why.
     """
@@ -44,7 +47,14 @@ def read_line(settings: Settings) -> tuple[Frontier | None, float | None, float 
         except (CalibrationError, OSError) as error:
             msg = f"calibration {settings.calibration}: {error}"
             raise CalibrationError(msg) from error
-        return calibration.line, calibration.switch.band, calibration.switch.dwell
+        if calibration.verdict == "unsure":
+            _log.warning("the calibration %s is not sure of its line", settings.calibration)
+        given, switch = settings.model_fields_set, calibration.switch
+        return (
+            calibration.line,
+            None if "band" in given else switch.band,
+            None if "dwell" in given else switch.dwell,
+        )
     if settings.threshold is not None:
         return make_frontier(settings.threshold, settings.scope), None, None
     return None, None, None

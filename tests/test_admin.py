@@ -161,7 +161,7 @@ def test_status_tells_everything(operator: Admin) -> None:
     assert (status.version, status.uptime, status.ready) == (__version__, 1.5, True)
     spec, base = status.backends
     assert (spec.in_flight, spec.foreign, spec.concurrency) == (1, 3, 4)
-    assert (spec.health, spec.ready, spec.breaker) == ("up", "unknown", "closed")
+    assert (spec.health, spec.ready_probe, spec.breaker) == ("up", "unknown", "closed")
     assert spec.connections.busy == 2
     assert spec.telemetry is not None
     assert (spec.telemetry.age, spec.telemetry.fresh) == (1.5, True)
@@ -307,7 +307,7 @@ def test_another_kind_of_policy_starts_without_memory(operator: Admin) -> None:
     assert response.json() == {
         "name": "baseline",
         "frontier": None,
-        "side": "speculative",
+        "side": None,
         "side_for": None,
     }
     assert operator.relay.tracker.memory == PolicyMemory()

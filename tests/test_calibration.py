@@ -98,17 +98,32 @@ def test_what_is_not_said_is_not_guessed() -> None:
     found = parse_calibration(document())
     assert (found.switch.band, found.switch.dwell) == (None, None)
     assert (found.verdict, found.curves, found.interval, found.fingerprint) == (
-        "at",
+        None,
         None,
         None,
         {},
     )
 
 
-@pytest.mark.parametrize("verdict", ["at", "always", "never", "unsure"])
-def test_every_verdict_can_be_said(verdict: str) -> None:
-    """A calibration may say at, always, never and not sure."""
-    assert parse_calibration(document(verdict=verdict)).verdict == verdict
+@pytest.mark.parametrize(
+    ("verdict", "threshold"),
+    [("at", 32), ("always", "always"), ("never", "never"), ("unsure", 32), ("unsure", "never")],
+)
+def test_every_verdict_can_be_said(verdict: str, threshold: object) -> None:
+    """A calibration may say at, always, never and not sure, with a line that fits."""
+    frontier = {"scope": "total", "threshold": threshold}
+    found = parse_calibration(document(verdict=verdict, frontier=frontier))
+    assert found.verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("verdict", "threshold"), [("at", "never"), ("always", 32), ("never", 32), ("never", "always")]
+)
+def test_a_verdict_does_not_contradict_its_line(verdict: str, threshold: object) -> None:
+    """A file whose verdict and line say different things is refused."""
+    frontier = {"scope": "total", "threshold": threshold}
+    with pytest.raises(CalibrationError, match="contradict"):
+        parse_calibration(document(verdict=verdict, frontier=frontier))
 
 
 def test_a_whole_file_is_read_as_written() -> None:

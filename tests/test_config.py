@@ -387,7 +387,7 @@ def test_all_problems_at_once() -> None:
 def test_neither_threshold_nor_calibration() -> None:
     """Without a line the refusal says how to get one."""
     (line,) = refusal(threshold=None)
-    assert "loadtest calibrate --speculative URL --baseline URL --out calibration.json" in line
+    assert "sglang.bench_serving --max-concurrency" in line
     assert "--threshold K" in line
 
 

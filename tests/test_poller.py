@@ -369,7 +369,7 @@ class Probes:
         (503, Answer.REFUSED, Health.DOWN, Health.DOWN),
         (500, Answer.MISS, Health.UNKNOWN, Health.DOWN),
         (404, Answer.ABSENT, Health.UNKNOWN, Health.UNKNOWN),
-        (httpx.ConnectError("refused"), Answer.MISS, Health.UNKNOWN, Health.DOWN),
+        (httpx.ConnectError("refused"), Answer.UNREACHABLE, Health.UNKNOWN, Health.DOWN),
         (httpx.ReadTimeout("slow"), Answer.MISS, Health.UNKNOWN, Health.DOWN),
     ],
 )
