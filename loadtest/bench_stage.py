@@ -32,7 +32,7 @@ from router import __version__
 
 START_S: Final = 20.0
 PORTS: Final = r"listening on (\d+)(?: (\d+))?"
-ROUTER_PORT: Final = r'"port": ?(\d+), "admin_port"'
+ROUTER_PORT: Final = r"listening on port (\d+), admin"
 QUIET_S: Final = 2.0
 QUIET_POLL_S: Final = 0.02
 SPARE_FILES: Final = 128  # open ones, besides the connections

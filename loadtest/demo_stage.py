@@ -27,7 +27,7 @@ START_S: Final = 20.0  # a busy machine imports slowly
 SETTLE_S: Final = 2.0  # from the last byte to the last count
 POLL_S: Final = 0.05
 ENGINE_URL: Final = r"engine on (http://\S+?):? "
-LISTENING: Final = r'"port": ?(\d+), "admin_port": ?(\d+)'
+LISTENING: Final = r"listening on port (\d+), admin on port (\d+)"
 
 
 class Stage(msgspec.Struct, frozen=True):

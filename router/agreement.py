@@ -30,6 +30,8 @@ def agrees(
             return backend is not None
         case Reason.LEAST_IN_FLIGHT:
             return backend is not None and speculative is (n <= m)
+        case Reason.CONTENDED if line is None:  # a policy without a line
+            return backend is not None
     if line is None or k is None or backend is None:
         return False
     load, limit = (n + m, max(0.0, k - m)) if scope == "total" else (n, k)

@@ -63,7 +63,7 @@ class AnswerReader(Protocol):
 class BackendConnection(asyncio.Protocol):
     """One connection to a backend; serves one exchange at a time."""
 
-    __slots__ = ("_buffer", "_left", "_now", "_part", "_paused", "_reader", "_reusable", "answered",
+    __slots__ = ("_buffer", "_dropped", "_left", "_now", "_part", "_paused", "_reader", "_reusable", "answered",
                  "driver", "idle_since", "pool", "transport")  # fmt: skip
 
     def __init__(self, pool: BackendPool) -> None:
@@ -74,6 +74,7 @@ class BackendConnection(asyncio.Protocol):
         self.answered = False  # whether a byte of the current answer came
         self._now = 0.0  # of the current read
         self._paused = False
+        self._dropped = False
         self._part = HEAD
         self._buffer = b""
         self._left = 0
@@ -115,7 +116,13 @@ class BackendConnection(asyncio.Protocol):
     def keep(self, now: float) -> None:
         """The exchange is over; the connection may serve another."""
         self.driver = None
-        if self._reusable and self.transport is not None and not self.transport.is_closing():
+        transport = self.transport
+        if (
+            self._reusable
+            and transport is not None
+            and not transport.is_closing()
+            and not transport.get_write_buffer_size()  # a request that was not taken in whole
+        ):
             if self._paused:
                 self.resume()
             self.idle_since = now
@@ -125,6 +132,7 @@ class BackendConnection(asyncio.Protocol):
 
     def drop(self) -> None:
         """Close at once: that is what aborts the request inside SGLang."""
+        self._dropped = True
         self.driver = None
         if self.transport is not None:
             self.transport.abort()
@@ -134,7 +142,10 @@ class BackendConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the transport."""
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is one but in name
-        self.pool.open.add(self)
+        if self._dropped:  # given up while it was being made
+            self.transport.abort()
+        else:
+            self.pool.open.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection ended: the end of a close-delimited answer, or a break."""
@@ -172,10 +183,10 @@ class BackendConnection(asyncio.Protocol):
         if self._buffer:
             data = self._buffer + data
         end = data.find(b"\r\n\r\n")
+        if end > MAX_HEAD or (end < 0 and len(data) > MAX_HEAD):
+            msg = "head too large"
+            raise FramingError(msg)
         if end < 0:
-            if len(data) > MAX_HEAD:
-                msg = "head too large"
-                raise FramingError(msg)
             self._buffer = data
             return
         self._buffer = b""

@@ -7,10 +7,11 @@ asks for while others are being carried out waits behind them.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from router.actions import Action, Actions, Do, Finish, Open, Sample, Write
 from router.breaker import Outcome as Verdict
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from router.relay import Relay
 
 _log = logging.getLogger("crossover")
+
+# What a connect fails with that says nothing about the backend.
+OUR_FAULT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 # An enum's members are slow to look up, and these are looked up several times per request.
 RELAYING, PEEKING, DONE = State.RELAYING, State.PEEKING, State.DONE
@@ -224,7 +228,10 @@ class Driver:
             timed_out = isinstance(error, TimeoutError)
             if not isinstance(error, OSError):  # TimeoutError and ssl.SSLError are OSErrors
                 _log.exception("connect to %s", pool.role)
-            self._run(self.exchange.unreachable(self.now, timed_out=timed_out))
+            if isinstance(error, OSError) and error.errno in OUR_FAULT:
+                self._run(self.exchange.no_means(self.now))
+            else:
+                self._run(self.exchange.unreachable(self.now, timed_out=timed_out))
             return
         self._connecting = None
         self.now = self._clock()

@@ -102,6 +102,9 @@ QUEUE_TIMEOUT = ErrorAnswer(
 OVERLOADED = ErrorAnswer(
     503, _SERVER, "overloaded", "too many bytes of request bodies are held", retry_after=1
 )
+NO_FILES = ErrorAnswer(
+    503, _SERVER, "overloaded", "the router is out of files or memory", retry_after=1
+)
 TOO_MANY_CONNECTIONS = ErrorAnswer(
     503, _SERVER, "too_many_connections", "too many client connections are open", retry_after=1
 )

@@ -96,6 +96,12 @@ class Exchange(ExchangeCore):
         error = errors.CONNECT_TIMEOUT if timed_out else errors.CONNECT_FAILED
         return (sample, *self._give_up(error, Outcome.BACKEND_LOST, now))
 
+    def no_means(self, now: float) -> Actions:
+        """No connection could even be tried, for want of files or memory of our own."""
+        if self.state is not CONNECTING:
+            return NOTHING
+        return self._give_up(errors.NO_FILES, Outcome.REJECTED, now)
+
     # ------------------------------------------------------------------ the backend's answer
 
     def begin(self, head: ResponseHead, now: float) -> Actions:

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import struct
 from typing import TYPE_CHECKING, Any, Final
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from router.relay import Relay
     from router.routes import Route
 
+NO_LINGER: Final = struct.pack("ii", 1, 0)  # closing sends RST, not FIN
 LINGER: Final = 2.0  # seconds to read on after an early refusal, so that the client sees it
 
 _log = logging.getLogger("crossover")
@@ -55,6 +58,7 @@ class RelayProtocol(ReceivingProtocol):
     ) -> None:
         super().__init__(relay, config, server_state, app_state, _loop)
         self.driver: Driver | None = None
+        self._full_since: float | None = None  # when the client stopped reading
         self._leaving = False  # shut down: close after the answer under way
         self._advancing = False
 
@@ -77,15 +81,25 @@ class RelayProtocol(ReceivingProtocol):
         if driver is not None:
             driver.client_gone()
 
+    def eof_received(self) -> None:
+        """The client sends no more, which counts as leaving: what runs for it ends now.
+
+        Left to itself the transport would first wait for the client to read what is buffered.
+        """
+        if self.driver is not None:
+            self.transport.abort()
+
     def pause_writing(self) -> None:
         """The client reads slowly."""
         super().pause_writing()
+        self._full_since = self.clock()
         if self.driver is not None:
             self.driver.client_paused()
 
     def resume_writing(self) -> None:
         """The client reads again."""
         super().resume_writing()
+        self._full_since = None
         if self.driver is not None:
             self.driver.client_resumed()
 
@@ -174,7 +188,7 @@ class RelayProtocol(ReceivingProtocol):
         if driver.exchange.visibly_cut:
             self._close()
         else:
-            self.transport.abort()  # an end of the connection would pass for the answer's end
+            self._reset()  # a proper end of the connection would pass for the answer's end
 
     def _next(self, now: float, *, close: bool) -> None:
         self._release_all_but_waiting()
@@ -216,6 +230,13 @@ class RelayProtocol(ReceivingProtocol):
         else:
             self._next(self.clock(), close=close)
 
+    def _reset(self) -> None:
+        """End the connection so that the client sees it as broken."""
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
+        self.transport.abort()
+
     def _close(self) -> None:
         self._deaf = True
         self._enter(CLOSING, self.clock())
@@ -227,7 +248,10 @@ class RelayProtocol(ReceivingProtocol):
         """Time passed: every limit in time of this connection is kept here."""
         settings = self.relay.settings
         spent = now - self.since
-        if self.phase is BUSY:
+        full = self._full_since
+        if full is not None and self.driver is None and now - full > settings.write_timeout:
+            self.transport.abort()
+        elif self.phase is BUSY:
             if self.driver is not None:
                 self.driver.tick(now)
         elif self.phase is IDLE:
@@ -248,6 +272,8 @@ class RelayProtocol(ReceivingProtocol):
         if self.phase is BUSY or self.queue:
             if self.cycle is not None:
                 self.cycle.keep_alive = False
+        elif self.incoming is not None or self._headers is not None:
+            pass  # a request is arriving: it is answered, or its timer ends it
         elif self.phase is not CLOSING:
             self._close()
 

@@ -115,7 +115,7 @@ class PairClient:
         for path in paths:
             try:
                 status, body = await self._get(role, path, timeout)
-            except (httpx.HTTPError, httpx.InvalidURL) as error:
+            except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
                 _log.debug("%s of %s: %s", path, role.value, type(error).__name__)
                 return status, None
             if status == 200:
@@ -125,21 +125,23 @@ class PairClient:
         return status, None
 
     async def _get(self, role: Role, path: str, timeout: float) -> tuple[int, bytes | None]:
-        # Never cancelled from outside: a cancelled connect would cost httpx a place in its pool.
-        deadline = self._relay.clock() + timeout
+        # The client's own limit for connecting must come first: a connect that is cancelled costs
+        # httpx a place in its pool.
+        limits = httpx.Timeout(timeout, connect=0.8 * timeout, pool=0.8 * timeout)
         settings = self._relay.settings
         url = settings.speculative if role is Role.SPECULATIVE else settings.baseline
         key = settings.backend_key(role.value)
         headers = {"authorization": f"Bearer {key.get_secret_value()}"} if key else {}
-        async with self._client.stream(
-            "GET", f"{url}{path}", headers=headers, timeout=timeout
-        ) as response:
+        async with (
+            asyncio.timeout(timeout),
+            self._client.stream("GET", f"{url}{path}", headers=headers, timeout=limits) as response,
+        ):
             if response.status_code != 200:
                 return response.status_code, None
             body = bytearray()
             async for part in response.aiter_bytes():
                 body += part
-                if len(body) > MAX_ANSWER or self._relay.clock() > deadline:
+                if len(body) > MAX_ANSWER:
                     return 502, None
         try:
             msgspec.json.decode(body)

@@ -258,6 +258,11 @@ def _plain(
         backend, reason = _pinned(snapshot, info.pinned)
     elif not snapshot.of(role).available:
         backend, reason = _available(snapshot), Reason.UNAVAILABLE
+    elif reason is not Reason.FIXED and snapshot.of(role).contended:
+        # One that refuses at once has the least in flight: it must not draw the load for that.
+        other = snapshot.of(role.other)
+        if other.available and not other.contended:
+            backend, reason = role.other, Reason.CONTENDED
     return Decision(backend, reason, n, m, None, memory or snapshot.memory)
 
 

@@ -89,7 +89,10 @@ class BackendPool:
                     lambda: connection, self.url.host, self.url.port, ssl=self._tls
                 )
         except BaseException:
-            connection.drop()  # cancelled between the handshake and our waking up
+            # Cancelled between the handshake and our waking up. uvloop then never says that the
+            # connection is lost.
+            connection.drop()
+            self.forget(connection)
             raise
         return connection
 

@@ -48,8 +48,11 @@ def number(value: object, low: float, high: float) -> float | None:
     """The value if it is a finite number from `low` to `high`; None otherwise."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    # Compared before it is converted: an int may be too long for a float. NaN fails both.
-    return float(value) if low <= value <= high and value != math.inf else None
+    try:
+        told = float(value)
+    except OverflowError:  # an int may be too long for a float
+        return None
+    return told if low <= told <= high and told != math.inf else None  # NaN fails both
 
 
 def whole(value: object) -> int | None:

@@ -79,6 +79,7 @@ class ReceivingProtocol(HttpToolsProtocol):
         self._head_bytes = 0  # received of the head that is arriving, in earlier reads
         self._read_bytes = 0  # of the current read
         self._read_body = 0  # bytes of bodies in it
+        self._framing_bytes = 0  # around the chunks of the body that is arriving
         self._begun = False  # whether that head began in the current read
         self._raw_body: ChunkedReader | int | None = None  # after an Upgrade, see `_upgraded`
         self._buffered = 0  # bytes of bodies counted in `relay.buffered`
@@ -107,6 +108,12 @@ class ReceivingProtocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             if not self._deaf:
                 self._refuse(errors.BAD_REQUEST)
+        incoming = self.incoming
+        if incoming is not None and incoming.facts.chunked and not self._deaf:
+            # Trailers, and what frames the chunks: more than 16 bytes for each of the body's.
+            self._framing_bytes += len(data) - self._read_body
+            if self._framing_bytes > self.relay.head_limits.total + 16 * incoming.size:
+                self._refuse(errors.HEADERS_TOO_LARGE)
         if self._headers is not None and not self._deaf:
             # The parser keeps an unfinished header to itself, however long it grows. Of the read
             # in which the head begins, at most what follows the last empty line belongs to it.
@@ -158,7 +165,7 @@ class ReceivingProtocol(HttpToolsProtocol):
         """A request begins."""
         self._target = b""
         self._headers = []
-        self._head_bytes = 0
+        self._head_bytes = self._framing_bytes = 0
         self._begun = True
         if self.phase is IDLE:
             self._enter(HEAD, self.now)

@@ -7,8 +7,6 @@ for a timer of its own.
 
 from __future__ import annotations
 
-import itertools
-import secrets
 import time
 from collections import deque
 from email.utils import formatdate
@@ -19,7 +17,7 @@ from router.actions import Request, RetryBudget, Rules, Shared
 from router.errors import ErrorAnswer
 from router.guard import pinned_role
 from router.incoming import HeadLimits
-from router.report import record_of, refusal
+from router.report import id_maker, record_of, refusal
 from router.request import BodyError, RequestInfo, read_info
 from router.view import ConnectionCounts
 
@@ -102,11 +100,10 @@ class Relay:
         self.connections: set[RelayProtocol] = set()
         self.admin_connections: set[RelayProtocol] = set()
         self._waiting: deque[Driver] = deque()
+        self._letting_in = False
         self._origins = frozenset(origin.encode() for origin in settings.cors_origin)
         self._wall = wall
-        # Ids of two runs never meet, and one run's are in order.
-        self._id_prefix = secrets.token_hex(4)
-        self._ids = itertools.count(1)
+        self.new_id = id_maker()
         self.sweep(self.started_at)
 
     # ------------------------------------------------------------------ what others see
@@ -178,7 +175,7 @@ class Relay:
         else:
             info = RequestInfo(prompt_bytes=len(body), pinned=pinned)
         return Request(
-            facts.request_id or self._new_id(),
+            facts.request_id or self.new_id(),
             route,
             info,
             body,
@@ -189,12 +186,9 @@ class Relay:
             self.cors_lines(facts.origin) if self._origins else b"",
         )
 
-    def _new_id(self) -> str:
-        return f"{self._id_prefix}-{next(self._ids):08x}"
-
     def refused(self, error: ErrorAnswer, incoming: Incoming | None, since: float) -> str:
         """Count and log an answer of our own to a request that was not relayed; its id."""
-        request_id = (incoming.facts.request_id if incoming is not None else None) or self._new_id()
+        request_id = (incoming.facts.request_id if incoming is not None else None) or self.new_id()
         self.metrics.reject(error.code)
         done = refusal(request_id, error, incoming, since, self.clock())
         self.metrics.finish(done)
@@ -266,9 +260,15 @@ class Relay:
             self._let_in()
 
     def _let_in(self) -> None:
-        """Places are free: start who waits, oldest first."""
-        while self._waiting and self.tracker.in_flight < self.settings.max_in_flight:
-            self._waiting.popleft().start(self.clock())
+        """Places are free: start who waits, oldest first; not again from within a start."""
+        if self._letting_in:
+            return
+        self._letting_in = True
+        try:
+            while self._waiting and self.tracker.in_flight < self._max_in_flight:
+                self._waiting.popleft().start(self.clock())
+        finally:
+            self._letting_in = False
 
     # ------------------------------------------------------------------ time
 

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
+import secrets
 from typing import TYPE_CHECKING
 
 from router.metrics import OTHER_ROUTE, Finished, Outcome, Retry
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from router.errors import ErrorAnswer
     from router.exchange import Exchange
     from router.incoming import Incoming
+
+
+def id_maker() -> Callable[[], str]:
+    """Makes request ids: those of two runs never meet, and those of one are in order."""
+    prefix, numbers = secrets.token_hex(4), itertools.count(1)
+    return lambda: f"{prefix}-{next(numbers):08x}"
 
 
 def record_of(exchange: Exchange, *, queued: bool) -> Finished:

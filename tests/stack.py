@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import httpx
+import uvloop
 
 from router.app import Router
 from router.config import load_settings
@@ -78,4 +79,5 @@ def run(work: Callable[[], Awaitable[None]]) -> None:
     async def main() -> None:
         await work()
 
-    asyncio.run(main())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as it is served
+        runner.run(main())
