@@ -110,8 +110,8 @@ def _demonstrate(
         passed = runner.run(_measure(console, options, children, stage, load, ending))
     if not options.keep:
         return 0 if passed else 1
-    invite(console, stage)
     try:
+        invite(console, stage)
         while True:
             time.sleep(KEEP_CHECK_S)
             children.check()

@@ -227,7 +227,10 @@ class TelemetryPoller:
         """Poll until cancelled, the first time at once."""
         while True:
             started = self._clock()
-            await self.poll()
+            try:
+                await self.poll()
+            except Exception:  # noqa: BLE001 (whatever a backend said once, it is asked again)
+                _log.exception("telemetry of %s", self.role.value)
             await self._sleep(self._jitter(pause(self.interval, self._clock() - started)))
 
     async def poll(self) -> None:
