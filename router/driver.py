@@ -244,15 +244,11 @@ class Driver:
 
     def _send(self, pool: BackendPool, connection: BackendConnection, *, reused: bool) -> None:
         request = self.exchange.request
-        head = pool.head_for(request.route) + request.headers
-        body = request.body if request.route.method == b"POST" else b""
-        if request.route.method == b"POST":
-            head += b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (
-                request.id.encode(),
-                len(request.body),
-            )
-        else:
-            head += b"x-request-id: %b\r\n\r\n" % request.id.encode()
+        head, body = pool.head_for(request.route) + request.headers, b""
+        if request.route.method == b"POST":  # a GET's body would be read as the next request
+            body = request.body
+            head += b"content-length: %d\r\n" % len(body)
+        head += b"x-request-id: %b\r\n\r\n" % request.id.encode()
         self._connection = connection
         connection.send(self, head, body)
         self.exchange.sent(self._clock(), reused=reused)

@@ -62,8 +62,8 @@ class _Line(msgspec.Struct, frozen=True, gc=False):
 
 # A backend's heads are alike but for a few values: what a line says is remembered. So many lines
 # mean that the memory is of no use; it is emptied.
-_REMEMBERED: Final = 1024
-_MEMORABLE: Final = 512  # bytes of a line
+REMEMBERED: Final = 1024
+MEMORABLE: Final = 512  # bytes of a line
 _lines: dict[bytes, _Line] = {}
 _status_lines: dict[bytes, tuple[bool, int, bytes]] = {}
 
@@ -79,8 +79,8 @@ def _read_line(line: bytes) -> _Line:
         raise FramingError(msg)
     name, value = name.lower(), value.strip(b" \t")
     found = _understand(name, value)
-    if len(line) <= _MEMORABLE:
-        if len(_lines) >= _REMEMBERED:
+    if len(line) <= MEMORABLE:
+        if len(_lines) >= REMEMBERED:
             _lines.clear()
         _lines[line] = found
     return found
@@ -116,7 +116,7 @@ def _read_status(line: bytes) -> tuple[bool, int, bytes]:
         msg = "bad status line"
         raise FramingError(msg)
     found = (match[1] == b"1", int(match[2]), match[3] or b"")
-    if len(_status_lines) >= _REMEMBERED:
+    if len(_status_lines) >= REMEMBERED:
         _status_lines.clear()
     _status_lines[line] = found
     return found

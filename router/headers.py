@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from router.errors import ErrorAnswer, phrase
-from router.framing import ResponseHead
+from router.framing import MEMORABLE, REMEMBERED, ResponseHead
 
 # RFC 9110 section 7.6.1 and RFC 2616 section 13.5.1, with the two spellings seen in the wild.
 HOP_BY_HOP: Final = frozenset(
@@ -50,8 +50,6 @@ def named_in_connection(value: bytes) -> frozenset[bytes]:
 
 
 # The lines of headers seen before, empty for one that does not pass. See `framing` for the why.
-_REMEMBERED: Final = 1024
-_MEMORABLE: Final = 512  # bytes of a value
 _out: dict[tuple[bytes, bytes], bytes] = {}
 
 
@@ -62,10 +60,10 @@ def _passes(name: bytes) -> bool:
 def _outgoing(header: tuple[bytes, bytes]) -> bytes:
     """A header as it goes to the client."""
     name = header[0]
-    if len(header[1]) > _MEMORABLE:
+    if len(header[1]) > MEMORABLE:
         return b"%b: %b\r\n" % header if _passes(name) else b""
     line = b"%b: %b\r\n" % header if _passes(name) else b""
-    if len(_out) >= _REMEMBERED:
+    if len(_out) >= REMEMBERED:
         _out.clear()
     _out[header] = line
     return line

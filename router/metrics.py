@@ -69,7 +69,6 @@ class Rejection(enum.StrEnum):
     HEADERS_TOO_LARGE = "headers_too_large"
     HTTP_VERSION = "http_version"
     TRANSFER_ENCODING = "transfer_encoding"
-    MAX_IN_FLIGHT = "max_in_flight"  # no place and no queue
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
     OVERLOADED = "overloaded"
@@ -241,7 +240,3 @@ class RelayMetrics:
             self.rejections[Rejection(reason)] += 1
         except ValueError:
             self.rejections[Rejection.OTHER] += 1
-
-    def log_dropped(self, lines: int) -> None:
-        """Count log lines that were lost because their reader is stuck."""
-        self.log_lines_dropped += lines

@@ -17,6 +17,7 @@ from router.actions import Request, RetryBudget, Rules, Shared
 from router.errors import ErrorAnswer
 from router.guard import pinned_role
 from router.incoming import HeadLimits
+from router.metrics import Outcome
 from router.report import id_maker, record_of, refusal
 from router.request import BodyError, RequestInfo, read_info
 from router.view import ConnectionCounts
@@ -34,9 +35,11 @@ if TYPE_CHECKING:
     from router.health import PairHealth
     from router.incoming import Incoming
     from router.load import LoadTracker, Role
-    from router.metrics import RelayMetrics
+    from router.metrics import Finished, RelayMetrics
     from router.policy import Policy
     from router.pool import BackendPool
+
+REJECTED = Outcome.REJECTED  # an enum's members are slow to look up
 
 SWEEP_SECONDS: Final = 0.25  # the grain of every limit in time but the peek's
 
@@ -189,11 +192,15 @@ class Relay:
     def refused(self, error: ErrorAnswer, incoming: Incoming | None, since: float) -> str:
         """Count and log an answer of our own to a request that was not relayed; its id."""
         request_id = (incoming.facts.request_id if incoming is not None else None) or self.new_id()
-        self.metrics.reject(error.code)
-        done = refusal(request_id, error, incoming, since, self.clock())
-        self.metrics.finish(done)
-        self.access_log.add(done)
+        self._report(refusal(request_id, error, incoming, since, self.clock()))
         return request_id
+
+    def _report(self, done: Finished) -> None:
+        """The one place where a request that is over is counted and logged."""
+        self.metrics.finish(done)
+        if done.outcome is REJECTED:
+            self.metrics.reject(done.error or "")
+        self.access_log.add(done)
 
     def cors_lines(self, origin: bytes | None) -> bytes:
         """Header lines that let a browser of an allowed origin read the answer."""
@@ -220,7 +227,6 @@ class Relay:
             driver.queued = True
             self._waiting.append(driver)
         else:
-            self.metrics.reject(errors.QUEUE_FULL.code)
             driver.reject(errors.QUEUE_FULL)
 
     # ------------------------------------------------------------------ hearing of them
@@ -247,11 +253,9 @@ class Relay:
         """An exchange is over, whatever way it went."""
         exchange = driver.exchange
         done = record_of(exchange, queued=driver.queued)
-        self.metrics.finish(done)
-        if exchange.retries:
-            for retry in exchange.retries:
-                self.metrics.retry(retry)
-        self.access_log.add(done)
+        self._report(done)
+        for retry in exchange.retries:
+            self.metrics.retry(retry)
         for entry in driver.entries:
             entry.finish(done.outcome, done.status, done.ended_at)
         if self._waiting:
@@ -284,7 +288,6 @@ class Relay:
             pool.sweep(now)
         limit = self.settings.queue_timeout
         while self._waiting and now - self._waiting[0].exchange.request.received_at >= limit:
-            self.metrics.reject(errors.QUEUE_TIMEOUT.code)
             self._waiting.popleft().reject(errors.QUEUE_TIMEOUT)
 
     def abort_all(self) -> None:

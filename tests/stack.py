@@ -73,11 +73,12 @@ async def until(check: Callable[[], bool], seconds: float = 5.0) -> None:
         await asyncio.sleep(0.005)
 
 
-def run(work: Callable[[], Awaitable[None]]) -> None:
-    """Run one asynchronous test."""
+def run(work: Callable[[], Awaitable[None]], limit_s: float | None = None) -> None:
+    """Run one asynchronous test, within so many seconds."""
 
     async def main() -> None:
-        await work()
+        async with asyncio.timeout(limit_s):
+            await work()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as it is served
         runner.run(main())

@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
-import uvloop
 
 from router.load import Role
 from router.metrics import Outcome
@@ -28,21 +28,13 @@ from tests.scripted_backend import (
     scripted_backend,
 )
 from tests.stack import Stack, running_router, until
+from tests.stack import run as run_within
 
 BODY = b'{"messages":[]}'
 STREAM = b'{"messages":[],"stream":true}'
 LIMIT_S = 20.0
 
-
-def run(work: Callable[[], Awaitable[None]]) -> None:
-    """Run one asynchronous test on the loop of production, with a limit."""
-
-    async def main() -> None:
-        async with asyncio.timeout(LIMIT_S):
-            await work()
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main())
+run = functools.partial(run_within, limit_s=LIMIT_S)
 
 
 def post(body: bytes = BODY, extra: bytes = b"", version: bytes = b"1.1") -> bytes:

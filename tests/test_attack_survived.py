@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import re
 import socket
-from collections.abc import Awaitable, Callable
 
 import pytest
-import uvloop
 
 from router.breaker import BreakerState
 from router.load import Role
 from tests.scripted_backend import STREAM_HEAD, Call, chunk, event, response, scripted_backend
 from tests.stack import Stack, running_router, until
+from tests.stack import run as run_within
 
 BODY = b'{"messages":[]}'
 CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
@@ -22,16 +22,7 @@ CHUNKS = b"f\r\n" + BODY + b"\r\n0\r\n\r\n"
 NEXT = b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 LIMIT_S = 20.0
 
-
-def run(work: Callable[[], Awaitable[None]]) -> None:
-    """Run one asynchronous test on the loop of production, with a limit."""
-
-    async def main() -> None:
-        async with asyncio.timeout(LIMIT_S):
-            await work()
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main())
+run = functools.partial(run_within, limit_s=LIMIT_S)
 
 
 def post(body: bytes = BODY, extra: bytes = b"connection: close\r\n") -> bytes:

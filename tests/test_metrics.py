@@ -203,7 +203,7 @@ def test_a_scrape_says_what_happened() -> None:
     relay.metrics.decided(SPEC, Reason.BELOW_THRESHOLD)
     relay.metrics.retry(Retry.CONNECT)
     relay.metrics.reject("queue_full")
-    relay.metrics.log_dropped(7)
+    relay.metrics.log_lines_dropped = 7
     relay.tracker.lease(BASE, START)
     relay.report(BASE, 4, 2, token_usage=0.5, accept_length=2.5, max_running=48)
     relay.waiting = 5

@@ -76,6 +76,23 @@ def test_a_refusal_is_counted_logged_and_can_be_found(
     run(work)
 
 
+def test_a_request_without_a_backend_is_counted_by_its_reason() -> None:
+    """A 503 for want of a backend is one more of its reason, as every other refusal is."""
+
+    async def work() -> None:
+        async with (
+            scripted_backend() as spec,
+            scripted_backend() as base,
+            running_router(spec.url, base.url) as stack,
+        ):
+            for role in ROLES:
+                stack.relay.health.drain(role, drained=True, now=stack.relay.clock())
+            assert (await stack.chat()).status_code == 503
+            assert stack.relay.metrics.rejections[Rejection.NO_BACKEND] == 1
+
+    run(work)
+
+
 def calibration(path: Path, **fields: object) -> str:
     """A calibration file."""
     found = path / "calibration.json"
