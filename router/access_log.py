@@ -63,23 +63,23 @@ _WORDS: Final[dict[Role | Reason | Outcome | None, str | None]] = {
 _LEVELS: Final = {o: "warning" if o in _FAULTS else "info" for o in Outcome}
 
 
-def _ms(seconds: float) -> float:
-    """Milliseconds to the microsecond; `round` would take five times as long."""
-    return int(seconds * 1e6) / 1000
-
-
 def line_of(done: Finished, stamp: str) -> bytes:
-    """One request as a line of JSON, without its end."""
-    received, first, sent = done.received_at, done.first_byte_at, done.sent_at
+    """One request as a line of JSON, without its end.
+
+    Milliseconds are cut to the microsecond: `round` would take five times as long.
+    """
+    received, first, sent, wait = (
+        done.received_at, done.first_byte_at, done.sent_at, done.queue_wait,
+    )  # fmt: skip
     return _encode(
         _Line(
             stamp, _LEVELS[done.outcome], "request", safe_id(done.request_id), done.route,
             _WORDS[done.backend], _WORDS[done.reason], done.n, done.m,
             shown_threshold(done.threshold), done.status, str(_WORDS[done.outcome]), done.stream,
-            _ms(done.ended_at - received),
-            None if first is None else _ms(first - received),
-            None if sent is None else _ms(sent - received - done.queue_wait),
-            _ms(done.queue_wait),
+            int((done.ended_at - received) * 1e6) / 1000,
+            None if first is None else int((first - received) * 1e6) / 1000,
+            None if sent is None else int((sent - received - wait) * 1e6) / 1000,
+            int(wait * 1e6) / 1000,
             done.bytes_in, done.bytes_out, done.chunks, done.prompt_tokens, done.output_tokens,
             done.replay, done.error,
         )

@@ -71,9 +71,13 @@ class Answer:
             framing = b"transfer-encoding: chunked\r\n"
         return answer_head(head, self._own, framing, common, close=self.close)
 
+    def whole(self, head: ResponseHead, body: bytes, common: bytes, *, draining: bool) -> bytes:
+        """A whole relayed answer of this length."""
+        self.bytes_out += len(body)
+        return self.begin(head, common, draining=draining) + body
+
     def frame(self, payload: bytes) -> bytes:
         """Body bytes as they go out."""
-        self.bytes_out += len(payload)
         if self.chunked:
             return b"%x\r\n%b\r\n" % (len(payload), payload) if payload else b""
         return payload

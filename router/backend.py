@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 from router.framing import MAX_HEAD, ChunkedReader, FramingError, ResponseHead, parse_head
 
 if TYPE_CHECKING:
+    from router.flow import Flow
     from router.pool import BackendPool
 
 
@@ -43,8 +44,15 @@ class AnswerReader(Protocol):
         """The head is there."""
         ...
 
-    def backend_payload(self, payload: bytes, framed: bytes, count: int, now: float) -> None:
-        """Body bytes; `framed` is the same in whole chunks as they came, or empty."""
+    def backend_payload(self, payload: bytes, framed: bytes, count: int, now: float) -> Flow | None:
+        """Body bytes; `framed` is the same in whole chunks as they came, or empty.
+
+        The answer is the way that plain reads may take from now on, if there is one.
+        """
+        ...
+
+    def backend_whole(self, head: ResponseHead, body: bytes, now: float, *, reusable: bool) -> None:
+        """The whole answer came at once: its head, its body and its end."""
         ...
 
     def backend_read(self) -> None:
@@ -63,7 +71,7 @@ class AnswerReader(Protocol):
 class BackendConnection(asyncio.Protocol):
     """One connection to a backend; serves one exchange at a time."""
 
-    __slots__ = ("_buffer", "_dropped", "_left", "_now", "_part", "_paused", "_reader", "_reusable", "answered",
+    __slots__ = ("_buffer", "_clock", "_dropped", "_flow", "_left", "_now", "_part", "_paused", "_reader", "_reusable", "answered",
                  "driver", "idle_since", "pool", "transport")  # fmt: skip
 
     def __init__(self, pool: BackendPool) -> None:
@@ -72,7 +80,9 @@ class BackendConnection(asyncio.Protocol):
         self.driver: AnswerReader | None = None
         self.idle_since = 0.0
         self.answered = False  # whether a byte of the current answer came
+        self._clock = pool.clock
         self._now = 0.0  # of the current read
+        self._flow: Flow | None = None  # the way that plain reads of this answer take
         self._paused = False
         self._dropped = False
         self._part = HEAD
@@ -133,7 +143,7 @@ class BackendConnection(asyncio.Protocol):
     def drop(self) -> None:
         """Close at once: that is what aborts the request inside SGLang."""
         self._dropped = True
-        self.driver = None
+        self.driver = self._flow = None
         if self.transport is not None:
             self.transport.abort()
 
@@ -160,12 +170,20 @@ class BackendConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take the next bytes of the answer."""
+        flow = self._flow
+        if flow is not None:
+            now = self._clock()
+            sink = flow.sink
+            if sink is not None and flow.passes(data, now):
+                if not sink.is_closing():
+                    sink.write(data)
+                return
         driver = self.driver
         if driver is None:
             self.drop()  # nothing was asked: not a connection to trust with a request
             return
         self.answered = True
-        self._now = self.pool.clock()
+        self._now = self._clock()
         try:
             if self._part is CHUNKED:
                 self._chunked(driver, data)
@@ -190,7 +208,7 @@ class BackendConnection(asyncio.Protocol):
             self._buffer = data
             return
         self._buffer = b""
-        head = parse_head(data[:end])
+        head = self.pool.known_answers.read(data, end)
         while head.status < 200:  # interim answers are not relayed (RFC 9110 section 15.2)
             if head.status == 101:
                 msg = "nobody asked for another protocol"
@@ -202,6 +220,10 @@ class BackendConnection(asyncio.Protocol):
                 return
             head = parse_head(data[start:end])
         rest = data[end + 4 :]
+        if head.framing == "length" and len(rest) == head.length and rest:
+            self._reusable = head.keep_alive
+            driver.backend_whole(head, rest, self._now, reusable=head.keep_alive)
+            return
         self._begin_body(head)
         driver.backend_begin(head, self._now)
         if self.driver is not driver:  # the exchange ended on its head
@@ -233,7 +255,10 @@ class BackendConnection(asyncio.Protocol):
         if payloads:
             framed = data if reader.plain and not reader.done else b""
             payload = payloads[0] if len(payloads) == 1 else b"".join(payloads)
-            driver.backend_payload(payload, framed, len(payloads), self._now)
+            flow = driver.backend_payload(payload, framed, len(payloads), self._now)
+            self._flow = flow if reader.between_chunks and self.driver is driver else None
+        else:
+            self._flow = None
         if reader.done and self.driver is driver:
             self._end(driver, reader.rest)
 
@@ -249,6 +274,7 @@ class BackendConnection(asyncio.Protocol):
 
     def _end(self, driver: AnswerReader, rest: bytes) -> None:
         """The answer is whole. Bytes beyond it are nobody's: such a connection is not reused."""
+        self._flow = None
         if rest:
             self._reusable = False
         driver.backend_end(self._now, reusable=self._reusable)

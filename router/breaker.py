@@ -42,9 +42,6 @@ class BreakerState(enum.IntEnum):
     OPEN = 2
 
 
-CLOSED = BreakerState.CLOSED  # an enum's members are slow to look up
-
-
 class Breaker:
     """The breaker of one backend. All times are seconds."""
 
@@ -85,11 +82,6 @@ class Breaker:
     def open_until(self) -> float:
         """When a trial is allowed again; meaningful while open."""
         return self._until
-
-    @property
-    def clean(self) -> bool:
-        """Whether it is closed and the last request with an outcome was no failure."""
-        return self.consecutive == 0 and self.state is CLOSED
 
     def allows(self, now: float) -> bool:
         """Whether a request may be sent, as far as this breaker goes."""

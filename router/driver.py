@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from router.backend import BackendConnection
     from router.errors import ErrorAnswer
     from router.explain import DecisionEntry
+    from router.flow import Flow
     from router.framing import ResponseHead
     from router.frontend import RelayProtocol
     from router.pool import BackendPool
@@ -82,19 +83,28 @@ class Driver:
         if actions:
             self._run(actions)
 
-    def backend_payload(self, payload: bytes, framed: bytes, count: int, now: float) -> None:
-        """Body bytes came. The one path that is taken per chunk."""
+    def backend_payload(self, payload: bytes, framed: bytes, count: int, now: float) -> Flow | None:
+        """Body bytes came. Once they are relayed, plain reads may take the way of the flow."""
         exchange = self.exchange
         if exchange.state is RELAYING:
             data = exchange.relay(payload, framed, count, now)
             transport = self.client.transport
             if not transport.is_closing():
                 transport.write(data)
-            return
+            flow = exchange.flow
+            if flow is not None:
+                flow.sink = transport
+            return flow
         self.now = now
         actions = exchange.body(payload, now)
         if actions:
             self._run(actions)
+        return None
+
+    def backend_whole(self, head: ResponseHead, body: bytes, now: float, *, reusable: bool) -> None:
+        """The whole answer came at once."""
+        self.now = now
+        self._run(self.exchange.whole(head, body, now, reusable=reusable))
 
     def backend_read(self) -> None:
         """The read that brought the head is worked off; a stream may still lack its first event."""

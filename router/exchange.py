@@ -25,7 +25,7 @@ A replay takes its new lease before the old one is released.
 from __future__ import annotations
 
 from router import errors
-from router.actions import Action, Actions, Do, Open, Sample, Write
+from router.actions import Action, Actions, Do, Finish, Open, Sample, Write
 from router.breaker import Outcome as Verdict
 from router.errors import ErrorAnswer
 from router.exchange_core import (
@@ -143,20 +143,43 @@ class Exchange(ExchangeCore):
             return self._peek(now)
         return NOTHING
 
+    def whole(self, head: ResponseHead, body: bytes, now: float, *, reusable: bool) -> Actions:
+        """The head, the body and the end at once: the same as the three events one by one."""
+        if (
+            self.state is not WAITING
+            or head.status in REFUSALS
+            or head.event_stream
+            or len(body) > self._shared.rules.hold_bytes
+        ):
+            begun, held = self.begin(head, now), self.body(body, now)
+            return (*begun, *held, *self.end(now, reusable=reusable))
+        self.head = head
+        self.first_byte_at = now
+        if b'_tokens"' in body:
+            self.usage = usage_of(body)
+        shared = self._shared
+        out = self.answer.whole(head, body, shared.common, draining=shared.draining)
+        spare = KEEP_BACKEND if reusable else Do.DROP_BACKEND
+        verdict, outcome = self._judge(head.status)
+        sample = Sample(self._role, verdict or Verdict.NEUTRAL)
+        self._settle(outcome, now)
+        return (Write(out), sample, spare, Finish(self.answer.close))
+
     def relay(self, payload: bytes, framed: bytes, count: int, now: float) -> bytes:
-        """The plain way of a chunk while RELAYING: the bytes to write, and nothing else made.
+        """Body bytes while RELAYING: the bytes to write. The plain ones go through `flow` alone.
 
         `framed` is the payload in whole chunks as the backend sent it, or empty.
         """
-        self.chunks += count
-        self._gap.observe(now - self._last_byte_at)
-        self._last_byte_at = now
-        if self.scanner is not None:
-            self.scanner.feed(payload)
-        if framed and self.answer.chunked:
-            self.answer.bytes_out += len(payload)
-            return framed
-        return self.answer.frame(payload)
+        flow = self.flow
+        if flow is None:
+            msg = f"nothing is relayed in state {self.state}"
+            raise RuntimeError(msg)
+        flow.count(now, count, len(payload))
+        flow.look(payload)
+        if not self.answer.chunked:
+            flow.ready = False
+            return payload
+        return framed or self.answer.frame(payload)
 
     def end(self, now: float, *, reusable: bool) -> Actions:
         """The answer is complete."""
@@ -215,6 +238,8 @@ class Exchange(ExchangeCore):
             return NOTHING
         self._paused_at = None
         self._last_byte_at = now
+        if self.flow is not None:
+            self.flow.last_at = now
         return (Do.RESUME_BACKEND,)
 
     # ------------------------------------------------------------------ time
@@ -233,7 +258,7 @@ class Exchange(ExchangeCore):
                 self.error = "write_timeout"
                 return (Do.DROP_BACKEND, *self._broken(Outcome.CLIENT_GONE, now))
             return NOTHING
-        silent = now - self._last_byte_at
+        silent = now - self._heard_at
         if self.state is WAITING and silent > rules.first_byte_timeout:
             error = errors.FIRST_BYTE_TIMEOUT
         elif self.state in ANSWERING and silent > rules.idle_timeout:
@@ -244,7 +269,11 @@ class Exchange(ExchangeCore):
 
     def flowing(self, now: float) -> bool:
         """Whether bytes of an answer came within the last second."""
-        return self.state is RELAYING and now - self._last_byte_at < 1.0
+        return self.state is RELAYING and now - self._heard_at < 1.0
+
+    @property
+    def _heard_at(self) -> float:
+        return self._last_byte_at if self.flow is None else self.flow.last_at
 
     @property
     def visibly_cut(self) -> bool:

@@ -13,9 +13,10 @@ from router.actions import Actions, Do, Finish, Open, Request, Sample, Shared, W
 from router.answer import Answer
 from router.breaker import Outcome as Verdict
 from router.errors import ErrorAnswer
+from router.flow import Flow
 from router.framing import ResponseHead
 from router.load import Lease, Role
-from router.metrics import Histogram, Outcome, Retry
+from router.metrics import Outcome, Retry
 from router.policy import Decision, Reason
 from router.sse import SseScanner, Usage, error_code, first_event
 
@@ -61,6 +62,7 @@ class ExchangeCore:
     decision: Decision | None = None
     head: ResponseHead | None = None
     scanner: SseScanner | None = None
+    flow: Flow | None = None  # from the commit on
     retries: tuple[Retry, ...] = ()
     outcome: Outcome | None = None
     error: str | None = None  # code of our own error, if one was made
@@ -79,7 +81,6 @@ class ExchangeCore:
     _held_size = 0
     _last_byte_at = 0.0
     _paused_at: float | None = None
-    _gap: Histogram  # of the backend that is being relayed
 
     def __init__(self, request: Request, shared: Shared) -> None:
         self.request = request
@@ -194,7 +195,7 @@ class ExchangeCore:
     def _commit(self) -> Actions:
         """Let the head go, and with it what was held."""
         self._refused = False
-        self._gap = self._shared.gaps[self._role]
+        self.flow = Flow(self.scanner, self._shared.gaps[self._role], self._last_byte_at)
         self.state = RELAYING
         out = Write(self._take_held())
         # A client that was slow before there was a connection to pause: pause it now.
@@ -210,6 +211,7 @@ class ExchangeCore:
         if self._held:
             body = self._held[0] if len(self._held) == 1 else b"".join(self._held)
             out += self.answer.frame(body)
+            self.answer.bytes_out += len(body)
             if self.scanner is not None:
                 self.scanner.feed(body)
                 self.chunks += len(self._held)
@@ -266,6 +268,7 @@ class ExchangeCore:
         if head.framing == "length" or not scanner.between_events:
             return (Do.BREAK_CLIENT,)
         self.error_told = True
+        self.answer.bytes_out += len(error.event)
         return (Write(self.answer.frame(error.event)), Do.BREAK_CLIENT)
 
     def _done(self, outcome: Outcome, now: float) -> Actions:
@@ -277,6 +280,9 @@ class ExchangeCore:
         """The one exit: stop counting, remember how it ended."""
         if self.scanner is not None:
             self.usage = self.scanner.usage
+        if self.flow is not None:
+            self.chunks += self.flow.chunks
+            self.answer.bytes_out += self.flow.bytes_out
         self.state = DONE
         self.outcome = outcome
         self.ended_at = now

@@ -120,7 +120,7 @@ class DecisionLog:
         """Keep one decision, made at `now` (monotonic seconds); the caller finishes the entry."""
         entry = DecisionEntry(
             now,
-            safe_id(request_id),
+            request_id,
             route,
             decision.backend,
             decision.reason,
@@ -171,7 +171,7 @@ def _shown(entry: DecisionEntry | Event, offset: float) -> DecisionView | EventV
         return EventView(at, "event", entry.event, entry.detail)
     duration = None if entry.ended_at is None else round(entry.ended_at - entry.at, 6)
     return DecisionView(
-        at, "decision", entry.request_id, entry.route, entry.backend, entry.reason,
+        at, "decision", safe_id(entry.request_id), entry.route, entry.backend, entry.reason,
         entry.n, entry.m, shown_threshold(entry.frontier), shown_threshold(entry.threshold),
         entry.replay, entry.outcome, entry.status, duration,
     )  # fmt: skip

@@ -42,6 +42,7 @@ class ResponseHead(msgspec.Struct, frozen=True, gc=False):
     keep_alive: bool = True
     event_stream: bool = False  # one that can be read: not compressed
     connection: frozenset[bytes] = frozenset()  # headers that Connection makes hop-by-hop
+    lines: bytes = b""  # status line and headers as a client gets them, where that was made ready
 
     def has(self, name: bytes) -> bool:
         """Whether a header is there."""
@@ -187,6 +188,11 @@ class ChunkedReader:
         self.done = False
         self.plain = False
         self.rest = b""
+
+    @property
+    def between_chunks(self) -> bool:
+        """Whether the next byte begins a chunk."""
+        return not (self._left or self._line or self._trailers)
 
     def feed(self, data: bytes) -> list[bytes]:
         """The payloads of one read. Raises FramingError."""

@@ -26,7 +26,8 @@ from router import errors
 from router.driver import Driver
 from router.headers import error_answer
 from router.ordinary import scope_for
-from router.receiving import BODY, BUSY, CLOSING, HEAD, IDLE, ReceivingProtocol
+from router.parsing import BODY, BUSY, CLOSING, HEAD, IDLE
+from router.receiving import ReceivingProtocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -191,7 +192,8 @@ class RelayProtocol(ReceivingProtocol):
             self._reset()  # a proper end of the connection would pass for the answer's end
 
     def _next(self, now: float, *, close: bool) -> None:
-        self._release_all_but_waiting()
+        if self._buffered:
+            self._release_all_but_waiting()
         if close or self._leaving or (self._deaf and not self.queue):
             self._close()
             return

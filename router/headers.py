@@ -69,15 +69,9 @@ def _outgoing(header: tuple[bytes, bytes]) -> bytes:
     return line
 
 
-def answer_head(
-    head: ResponseHead, own: bytes, framing: bytes, common: bytes, *, close: bool
-) -> bytes:
-    """The head of a relayed answer.
-
-    `own` are the router's header lines, `framing` the line that says how the body ends (empty for
-    none), `common` date and server; each line ends in CRLF.
-    """
-    lines = [b"HTTP/1.1 %d %b\r\n" % (head.status, head.reason), common]
+def passing_lines(head: ResponseHead) -> bytes:
+    """The status line and the header lines that pass, each ending in CRLF."""
+    lines = [b"HTTP/1.1 %d %b\r\n" % (head.status, head.reason)]
     dropped = head.connection
     for header in head.headers:
         line = _out.get(header)
@@ -88,10 +82,19 @@ def answer_head(
     if head.event_stream and not head.has(b"x-accel-buffering"):
         # nginx in front would hold events back otherwise.
         lines.append(b"x-accel-buffering: no\r\n")
-    lines.append(own)
-    lines.append(framing)
-    lines.append(b"connection: close\r\n\r\n" if close else b"\r\n")
     return b"".join(lines)
+
+
+def answer_head(
+    head: ResponseHead, own: bytes, framing: bytes, common: bytes, *, close: bool
+) -> bytes:
+    """The head of a relayed answer.
+
+    `own` are the router's header lines, `framing` the line that says how the body ends (empty for
+    none), `common` date and server; each line ends in CRLF.
+    """
+    end = b"connection: close\r\n\r\n" if close else b"\r\n"
+    return (head.lines or passing_lines(head)) + common + own + framing + end
 
 
 def error_answer(

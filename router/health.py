@@ -88,7 +88,7 @@ class PairHealth:
                 self.alive(role, now)
             else:
                 backend.health.lived(now)
-            if not ticket and backend.breaker.clean:
+            if not ticket and not self.impaired and backend.breaker.consecutive == 0:
                 return  # nearly always
         elif outcome is Outcome.BACK_PRESSURE:
             self._tracker.refused(role, now + self._cool_down)

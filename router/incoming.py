@@ -39,6 +39,7 @@ class Incoming:
     allow = b""  # for a 405
     complete = False
     waits_for_continue = False
+    length: int | None = None  # of the body, as announced
     size = 0  # bytes of the body so far
     path = b""
     route: Route | None = None
@@ -60,6 +61,13 @@ class Incoming:
         self.version = version
         self.keep_alive = keep_alive and version == "1.1"
         self.body: list[bytes] = []
+
+    def again(self, length: int) -> Incoming:
+        """Another request with this head, sound as this one is, and a body of `length` bytes."""
+        other = Incoming(self.method, self.target, self.headers, keep_alive=True)
+        other.path, other.route, other.facts = self.path, self.route, self.facts
+        other.length = length
+        return other
 
     @classmethod
     def failed(cls, error: ErrorAnswer) -> Incoming:
@@ -84,7 +92,7 @@ class Incoming:
         if isinstance(facts, ErrorAnswer):
             self.error = facts
             return
-        self.facts = facts
+        self.facts, self.length = facts, facts.length
         route = table.get(self.target)  # the plain spelling, which nearly all clients use
         if route is not None and route.method == self.method:
             self.path, self.route = self.target, route

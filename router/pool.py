@@ -11,6 +11,7 @@ import ssl
 from typing import TYPE_CHECKING
 
 from router.backend import BackendConnection
+from router.known_heads import KnownAnswers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,6 +48,7 @@ class BackendPool:
         )
         self.clock = clock
         self._heads: dict[Route, bytes] = {}
+        self.known_answers = KnownAnswers()
 
     def head_for(self, route: Route) -> bytes:
         """The constant beginning of a request for this route: request line, Host, key."""

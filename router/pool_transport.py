@@ -37,6 +37,11 @@ class _Reader:
         if len(self.body) > self._limit:
             self._fail(httpx.ReadError(f"longer than {self._limit} bytes"))
 
+    def backend_whole(self, head: ResponseHead, body: bytes, now: float, *, reusable: bool) -> None:
+        self.backend_begin(head, now)
+        self.backend_payload(body, b"", 1, now)
+        self.backend_end(now, reusable=reusable)
+
     def backend_read(self) -> None:
         """Nothing is held back, so nothing is waited for."""
 

@@ -17,6 +17,7 @@ from router.actions import Request, RetryBudget, Rules, Shared
 from router.errors import ErrorAnswer
 from router.guard import pinned_role
 from router.incoming import HeadLimits
+from router.known_heads import KnownRequests
 from router.metrics import Outcome
 from router.report import id_maker, record_of, refusal
 from router.request import BodyError, RequestInfo, read_info
@@ -94,6 +95,7 @@ class Relay:
         self.head_limits = HeadLimits(
             settings.max_header_bytes, settings.max_headers, settings.max_url_bytes
         )
+        self.known_requests = KnownRequests()
         self.buffered = 0  # bytes of request bodies held
         self.max_body = settings.max_body
         self.max_buffered = settings.max_buffered
@@ -143,8 +145,7 @@ class Relay:
 
     def admission_error(self, incoming: Incoming) -> ErrorAnswer | None:
         """What can be refused on the head alone, before a body is asked for."""
-        length = incoming.facts.length
-        if length is not None and length > self.max_body:
+        if incoming.length is not None and incoming.length > self.max_body:
             return errors.BODY_TOO_LARGE
         if (
             self._keyed

@@ -20,6 +20,11 @@ MAX_EVENT: Final = 262_144
 _SLACK: Final = 8
 # Some streams report usage with every event: only one in so many is read.
 _MAX_TELLING: Final = 4
+# An event without any of these tells the scanner nothing. With the colon: a piece of text may end
+# in `_tokens`, and the quote comes after it.
+TELLS_USAGE: Final = b'_tokens":'
+TELLS_DONE: Final = b"[DONE]"
+TELLS_ERROR: Final = b'"error"'
 # Two line ends in a row, each CRLF, LF or CR (WHATWG HTML section 9.2.6). Atomic, so that one CRLF
 # is never taken for two.
 _BOUNDARY = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
@@ -131,6 +136,11 @@ class SseScanner:
         return not self._carry.strip(b"\r\n")
 
     @property
+    def at_boundary(self) -> bool:
+        """Whether nothing is carried over to the next read, not even a line end."""
+        return not self._carry
+
+    @property
     def usage(self) -> Usage:
         """Tokens of the last event that reported any."""
         self._read_usage()
@@ -140,14 +150,13 @@ class SseScanner:
         """Look at the next bytes of the stream."""
         if self._carry or not payload.endswith(b"\n\n") or len(payload) > MAX_EVENT:
             payload = self._whole_events(payload)
-        # With the colon: a piece of text may end in `_tokens`, and the quote comes after it.
-        if b'_tokens":' in payload:
+        if TELLS_USAGE in payload:
             self._telling.append(payload)
             if len(self._telling) > _MAX_TELLING:
                 self._read_usage()
-        if b"[DONE]" in payload and b"[DONE]" in payloads(payload):
+        if TELLS_DONE in payload and TELLS_DONE in payloads(payload):
             self.done = True
-        if b'"error"' in payload:
+        if TELLS_ERROR in payload:
             self._look_for_error(payload)
 
     def _whole_events(self, payload: bytes) -> bytes:
@@ -173,7 +182,7 @@ class SseScanner:
 
     def _look_for_error(self, events: bytes) -> None:
         for payload in payloads(events):
-            if b'"error"' in payload:
+            if TELLS_ERROR in payload:
                 code = error_code(payload)
                 if code is not None:
                     self.error = code

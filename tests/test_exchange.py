@@ -1490,3 +1490,54 @@ def test_a_step_out_of_order_is_a_fault(step: Callable[[Exchange], object], mess
     """Inner steps refuse to run without what they need, instead of guessing."""
     with pytest.raises(RuntimeError, match=message):
         step(Shell().exchange)
+
+
+@pytest.mark.parametrize("status", [200, 201, 400, 404, 429, 500, 503])
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
+@pytest.mark.parametrize("reusable", [True, False])
+@pytest.mark.parametrize("draining", [True, False])
+@pytest.mark.parametrize("body", [BODY, b'{"usage":{"prompt_tokens":3,"completion_tokens":4}}'])
+def test_an_answer_that_comes_at_once_is_the_same_as_one_that_comes_in_parts(
+    status: int, kind: str, reusable: bool, draining: bool, body: bytes
+) -> None:
+    """The one event for head, body and end has the effects of the three, whatever the answer."""
+    ends = []
+    for at_once in (True, False):
+        shell = Shell().go()
+        shell.shared.draining = draining
+        head = make_head(status, len(body), kind)
+        if at_once:
+            shell.run(shell.exchange.whole(head, body, shell.now, reusable=reusable))
+        else:
+            shell.begin(head)
+            shell.body(body)
+            shell.end(reusable=reusable)
+        exchange = shell.exchange
+        ends.append(
+            (shell.wire, shell.ends, shell.samples, shell.backend, shell.opens, exchange.state,
+             exchange.outcome, exchange.usage, exchange.answer.bytes_out, exchange.answer.close,
+             exchange.first_byte_at, exchange.ended_at, exchange.chunks, shell.tracker.log)
+        )  # fmt: skip
+    assert ends[0] == ends[1]
+
+
+def test_a_long_answer_that_comes_at_once_is_relayed() -> None:
+    """More than may be held is relayed at once, as it is when it comes in parts."""
+    shell = Shell(rules=Rules(hold_bytes=4)).go()
+    shell.run(shell.exchange.whole(make_json(BODY), BODY, shell.now, reusable=True))
+    assert shell.read().body == BODY
+    assert shell.exchange.answer.bytes_out == len(BODY)
+    shell.over(Outcome.OK)
+
+
+def test_an_answer_that_comes_too_late_changes_nothing() -> None:
+    """A whole answer to a request that is over is nobody's."""
+    shell = Shell().go()
+    shell.client_gone()
+    assert shell.exchange.whole(make_json(BODY), BODY, shell.now, reusable=True) == ()
+
+
+def test_nothing_is_relayed_before_the_head_is() -> None:
+    """Relaying without a head is a fault of ours and says so."""
+    with pytest.raises(RuntimeError, match="nothing is relayed"):
+        Shell().go().exchange.relay(b"x", b"", 1, 1.0)

@@ -18,11 +18,13 @@ BODY = b'{"messages":[]}'
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 15\r\n\r\n" + BODY
 
 
-async def talk(stack: Stack, data: bytes, *, end: bool = False) -> bytes:
-    """Send bytes on a new connection and read until the router closes it."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", stack.router.port)
+async def talk(stack: Stack, *pieces: bytes, end: bool = False, port: int | None = None) -> bytes:
+    """Send pieces on a new connection, to the public port, and read until the router closes it."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port or stack.router.port)
     try:
-        writer.write(data)
+        for piece in pieces:
+            writer.write(piece)
+            await asyncio.sleep(0.01 if len(pieces) > 1 else 0)
         if end:
             writer.write_eof()
         return await asyncio.wait_for(reader.read(), 10)
