@@ -104,7 +104,10 @@ class RetryBudget:
 
 
 class Request(msgspec.Struct, gc=False):
-    """One request to relay, wholly received and accepted. Times in monotonic seconds."""
+    """One request to relay, wholly received and accepted. Times in monotonic seconds.
+
+    `body` is let go of when nothing can be sent again; `info.prompt_bytes` remains.
+    """
 
     id: str
     route: Route

@@ -77,7 +77,7 @@ class RelayProtocol(ReceivingProtocol):
         self._deaf = True
         self.queue.clear()
         self.incoming = None
-        self._release_all_but_waiting()
+        self.body_done()
         driver, self.driver = self.driver, None
         if driver is not None:
             driver.client_gone()
@@ -112,7 +112,7 @@ class RelayProtocol(ReceivingProtocol):
             return
         self._advancing = True
         while self.queue and self.phase is not BUSY and self.phase is not CLOSING:
-            self._begin(self.queue.popleft())
+            self._begin(self.queue.pop(0))
         self._advancing = False
 
     def _begin(self, incoming: Incoming) -> None:
@@ -193,7 +193,7 @@ class RelayProtocol(ReceivingProtocol):
 
     def _next(self, now: float, *, close: bool) -> None:
         if self._buffered:
-            self._release_all_but_waiting()
+            self.body_done()
         if close or self._leaving or (self._deaf and not self.queue):
             self._close()
             return

@@ -40,7 +40,7 @@ def record_of(exchange: Exchange, *, queued: bool) -> Finished:
         answer.status, outcome, exchange.scanner is not None,
         received, exchange.decided_at, exchange.sent_at, exchange.first_byte_at,
         exchange.ended_at, waited,
-        len(request.body), answer.bytes_out, exchange.chunks, prompt, output,
+        request.info.prompt_bytes, answer.bytes_out, exchange.chunks, prompt, output,
         _last_replay(exchange.retries) if exchange.retries else None, exchange.error,
     )  # fmt: skip
 

@@ -402,3 +402,34 @@ def test_the_clients_key_never_reaches_a_backend() -> None:
             assert b"authorization" not in spec.calls[0].headers
 
     run(work)
+
+
+def test_a_body_is_let_go_of_once_its_answer_streams() -> None:
+    """While a stream runs its request's body is neither held nor counted, and it is logged whole."""
+    hold = asyncio.Event()
+
+    async def answer(call: Call) -> None:
+        await call.send(STREAM_HEAD + event("a"))
+        await call.send(event("b"))
+        await hold.wait()
+        await call.send(b"0\r\n\r\n")
+
+    async def work() -> None:
+        async with (
+            scripted_backend(answer) as spec,
+            scripted_backend(answer) as base,
+            running_router(spec.url, base.url) as stack,
+        ):
+            body = b'{"stream":true,"prompt":"%b"}' % (b"p" * 100_000)
+            async with stack.client.stream("POST", "/v1/completions", content=body) as got:
+                await until(lambda: stack.relay.buffered == 0)
+                (connection,) = stack.relay.connections
+                assert connection.driver is not None
+                assert connection.driver.exchange.request.body == b""
+                hold.set()
+                assert len([line async for line in got.aiter_lines() if line]) == 2
+            await until(lambda: stack.in_flight() == (0, 0))
+            assert stack.relay.metrics.bytes_in == len(body)
+            assert spec.calls[0].body == body
+
+    run(work, limit_s=20)
