@@ -25,6 +25,7 @@ PURE = {
         "auth",
         "breaker",
         "calibration",
+        "drift",
         "errors",
         "exchange",
         "exchange_core",
