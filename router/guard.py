@@ -16,7 +16,8 @@ import msgspec
 
 from router import errors
 from router.errors import ErrorAnswer
-from router.headers import NOT_TO_BACKEND, OWN_PREFIX, named_in_connection
+from router.framing import MEMORABLE, REMEMBERED
+from router.headers import NOT_TO_BACKEND, named_in_connection, to_backend
 from router.load import Role
 
 PIN_HEADER: Final = b"x-crossover-backend"
@@ -26,6 +27,9 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
 _NOTED: Final = frozenset({b"origin", b"content-encoding"})
 _SPECIAL: Final = NOT_TO_BACKEND | _NOTED | {PIN_HEADER}
 _ABSOLUTE = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
+# RFC 3986 section 3.2.2 without the comma, by which two Hosts become one on their way here.
+_HOST = re.compile(rb"(?:\[[0-9A-Za-z:.%]+\]|[\w.~!$&'()*+;=%-]*)(?::\d*)?", re.ASCII)
+_hosts: set[bytes] = set()  # those found sound before; they are few, or it is emptied
 
 
 class HeadFacts(msgspec.Struct, gc=False):
@@ -65,11 +69,11 @@ def read_head(version: str, headers: list[tuple[bytes, bytes]]) -> HeadFacts | E
     lines: list[bytes] = []
     special: list[tuple[bytes, bytes]] = []
     facts = HeadFacts()
-    hosts = 0
+    hosts, host = 0, b""
     for header in headers:
         name = header[0]
         if name == b"host":
-            hosts += 1
+            hosts, host = hosts + 1, header[1]
             continue
         if name == b"content-length":
             length = header[1]
@@ -81,8 +85,7 @@ def read_head(version: str, headers: list[tuple[bytes, bytes]]) -> HeadFacts | E
             special.append(header)
             if name not in _NOTED:
                 continue
-        # Names with an underscore are dropped: CGI-like peers read them as dashes.
-        if b"_" not in name and not name.startswith(OWN_PREFIX):
+        if to_backend(name):
             lines.append(b"%b: %b\r\n" % header)
     for name, value in special:
         if name == b"connection":
@@ -95,10 +98,23 @@ def read_head(version: str, headers: list[tuple[bytes, bytes]]) -> HeadFacts | E
                 return error
     if hosts > 1 or (hosts == 0 and version == "1.1"):
         return errors.BAD_REQUEST.with_message("exactly one Host header is needed")
+    if host not in _hosts and not _is_host(host):
+        return errors.BAD_REQUEST.with_message("the Host header is not a host")
     if facts.chunked and facts.length is not None:
         return errors.BAD_REQUEST.with_message("Content-Length beside Transfer-Encoding")
     facts.forwarded = b"".join(lines)
     return facts
+
+
+def _is_host(value: bytes) -> bool:
+    """Whether this can be a Host. It is never used; RFC 9112 section 3.2 wants others refused."""
+    if _HOST.fullmatch(value.strip(b" \t")) is None:
+        return False
+    if len(value) <= MEMORABLE:
+        if len(_hosts) >= REMEMBERED:
+            _hosts.clear()
+        _hosts.add(value)
+    return True
 
 
 def _take(facts: HeadFacts, name: bytes, value: bytes, version: str) -> ErrorAnswer | None:

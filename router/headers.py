@@ -1,14 +1,16 @@
 """Which headers pass, each way.
 
 Towards a backend everything passes except what belongs to this connection (hop by hop), what says
-who the client is (keys and cookies: the client's key never reaches a backend) and what only the
-router may say (`x-crossover-*`). Towards the client everything passes except hop-by-hop headers,
+who the client is (keys, tokens and cookies, by whatever name: the client's key never reaches a
+backend), what only the router may say (`x-crossover-*`) and names with an underscore, which
+CGI-like peers read as dashes. Towards the client everything passes except hop-by-hop headers,
 `date` and `server`, of which each answer has one, ours, and what the backend says of CORS. Repeated
 headers stay repeated, and `content-encoding` stays, since bodies are never decoded.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from router.errors import ErrorAnswer, phrase
@@ -30,6 +32,13 @@ HOP_BY_HOP: Final = frozenset(
     }
 )
 CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key", b"api-key", b"cookie"})
+# Every gateway has a name of its own for a key (x-goog-api-key, ocp-apim-subscription-key,
+# x-auth-token, x-amzn-oidc-accesstoken): a header with such a word in its name is one. An
+# idempotency-key or a routing-key is not, nor are max-tokens.
+_CREDENTIAL = re.compile(
+    rb"(?:^|-)(?:auth|authorization|authentication|[a-z]*token|cookie2?|jwt|secret|passw(?:or)?d"
+    rb"|passphrase|credentials?|(?:api|access|secret|private|subscription)-?key)(?:-|$)"
+)
 # What our own client states afresh on the way to a backend.
 RESTATED: Final = frozenset({b"host", b"content-length", b"expect", b"x-request-id"})
 NOT_TO_BACKEND: Final = HOP_BY_HOP | CREDENTIALS | RESTATED
@@ -51,6 +60,26 @@ def named_in_connection(value: bytes) -> frozenset[bytes]:
 
 # The lines of headers seen before, empty for one that does not pass. See `framing` for the why.
 _out: dict[tuple[bytes, bytes], bytes] = {}
+
+# Whether a header of this name goes to a backend, for the names seen before.
+_forwarded: dict[bytes, bool] = {}
+
+
+def to_backend(name: bytes) -> bool:
+    """Whether a header of this name, in lower case, goes to a backend."""
+    passes = _forwarded.get(name)
+    if passes is None:
+        passes = not (
+            name in NOT_TO_BACKEND
+            or b"_" in name
+            or name.startswith(OWN_PREFIX)
+            or _CREDENTIAL.search(name)
+        )
+        if len(name) <= MEMORABLE:
+            if len(_forwarded) >= REMEMBERED:
+                _forwarded.clear()
+            _forwarded[name] = passes
+    return passes
 
 
 def _passes(name: bytes) -> bool:

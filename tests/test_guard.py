@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router import errors
+from router import errors, framing, guard
+from router import headers as rules
 from router.errors import ErrorAnswer
 from router.guard import HeadFacts, path_of, pinned_role, read_head
 from router.headers import NOT_TO_BACKEND
@@ -81,6 +82,24 @@ def test_exactly_one_host(hosts: int, version: str, sound: bool) -> None:
     else:
         assert isinstance(answer, ErrorAnswer)
         assert (answer.status, answer.message) == (400, "exactly one Host header is needed")
+
+
+@pytest.mark.parametrize(
+    ("value", "sound"),
+    [
+        (b"", True), (b"x", True), (b"a.example:8000", True), (b"127.0.0.1", True),
+        (b"[::1]", True), (b"[fe80::1%25eth0]:80", True), (b"my_pod.ns.svc", True),
+        (b"xn--bcher-kva.example", True), (b"x:", True), (b" x ", True),
+        (b"x, y", False), (b"x,y", False), (b"x y", False), (b"x/", False), (b"u@x", False),
+        (b"x?q", False), (b"x#f", False), (b"http://x", False), (b"x:y", False), (b"[::1", False),
+        (b"::1", False), (b"\xfc", False), (b"\x0bx", False), (b'"x"', False), (b"x\\y", False),
+    ],
+)  # fmt: skip
+def test_a_host_is_a_host(value: bytes, sound: bool) -> None:
+    """RFC 9112 section 3.2: a Host that cannot be one is refused, however often it comes."""
+    for version in ("1.1", "1.0"):
+        answer = read_head(version, [(b"host", value)])
+        assert isinstance(answer, HeadFacts if sound else ErrorAnswer)
 
 
 # ---------------------------------------------------------------------- how the body is framed
@@ -287,6 +306,42 @@ def test_hop_by_hop_and_credentials_stay_here(name: bytes) -> None:
 def test_the_clients_key_never_reaches_a_backend(secret: Headers) -> None:
     """However it is sent, the client's credential is not among the forwarded lines."""
     assert b"canary" not in head(HOST, *secret).forwarded
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        b"x-goog-api-key", b"ocp-apim-subscription-key", b"x-auth-token", b"x-access-token",
+        b"x-amzn-oidc-accesstoken", b"x-amz-security-token", b"x-forwarded-access-token",
+        b"helicone-auth", b"x-forwarded-authorization", b"x-apikey", b"apikey", b"x-password",
+        b"x-client-secret", b"cf-access-client-secret", b"x-goog-iap-jwt-assertion", b"cookie2",
+        b"x-secret-key", b"x-user-credentials", b"x-csrf-token", b"token",
+    ],
+)  # fmt: skip
+def test_a_credential_by_another_name_stays_here(name: bytes) -> None:
+    """A header that has a word for a secret in its name is one, whoever's name it is."""
+    for _ in range(2):  # the second time from memory
+        assert forwarded((name, b"canary"), (b"x-kept", b"1")) == [b"x-kept: 1"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        b"idempotency-key", b"x-smg-routing-key", b"x-max-tokens", b"x-author", b"authority",
+        b"x-session-id", b"traceparent", b"openai-organization", b"x-keyboard", b"secretary",
+    ],
+)  # fmt: skip
+def test_what_only_sounds_like_a_credential_passes(name: bytes) -> None:
+    """Keys that open nothing and words that merely hold such a word reach the backend."""
+    assert forwarded((name, b"1")) == [name + b": 1"]
+
+
+def test_endless_new_names_are_not_remembered() -> None:
+    """What was found of names and hosts is bounded, whatever clients make up."""
+    for i in range(3 * framing.REMEMBERED):
+        head((b"host", b"h%d" % i), (b"x-%d" % i, b"1"), (b"x-" + b"y" * 600 + b"%d" % i, b"1"))
+    assert len(rules._forwarded) <= framing.REMEMBERED
+    assert len(guard._hosts) <= framing.REMEMBERED
 
 
 def test_names_with_an_underscore_are_dropped() -> None:
