@@ -118,7 +118,8 @@ class Admin:
     def _policy(self, change: PolicyChange) -> Policy:
         """The policy that a change asks for. Raises PolicyError for one that makes no sense."""
         relay = self._relay
-        line = {"threshold", "scope", "band", "dwell"} & change.model_fields_set
+        # A null is what many clients send for what they leave out.
+        line = change.model_dump(exclude_none=True).keys() & {"threshold", "scope", "band", "dwell"}
         if change.policy != "frontier" and line:
             raise PolicyError(f"{', '.join(sorted(line))}: only for the frontier policy")
         frontier = relay.frontier

@@ -158,7 +158,7 @@ class RelayProtocol(ReceivingProtocol):
             flow=self.flow,
             logger=self.logger,
             access_logger=self.access_logger,
-            access_log=self.access_log,
+            access_log=False,  # uvicorn's would write the query, and keys are found in queries
             default_headers=self.server_state.default_headers,
             message_event=asyncio.Event(),
             expect_100_continue=False,

@@ -13,6 +13,8 @@ from router.routes import Route
 
 # Bodies of the router's own endpoints are a few fields of JSON.
 MAX_OWN_BODY = 1_048_576
+# What a 405 names before it is known what is there (RFC 9110 section 15.5.6 wants it to name some).
+SOME_METHOD = b"DELETE, GET, HEAD, OPTIONS, POST"
 Headers = list[tuple[bytes, bytes]]
 
 _NOTHING_READ = HeadFacts()
@@ -100,6 +102,8 @@ class Incoming:
         path = path_of(self.target)
         if self.method in {b"CONNECT", b"TRACE"}:
             self.error = errors.METHOD_NOT_ALLOWED
+            route = table.get(path or b"")
+            self.allow = SOME_METHOD if route is None else _allowed(route)
         elif path is None:
             self.error = errors.BAD_REQUEST.with_message("the request target is not a path")
         else:
@@ -126,10 +130,15 @@ class Incoming:
             self.method == b"HEAD" and route.method != b"GET"
         ):
             self.error = errors.METHOD_NOT_ALLOWED
-            self.allow = b"GET, HEAD" if route.method == b"GET" else route.method
+            self.allow = _allowed(route)
 
     def take_body(self) -> bytes:
         """The whole body; it is given away and not kept twice."""
         body = self.body[0] if len(self.body) == 1 else b"".join(self.body)
         self.body = []
         return body
+
+
+def _allowed(route: Route) -> bytes:
+    """The methods of a route, as a 405 must name them."""
+    return b"GET, HEAD" if route.method == b"GET" else route.method

@@ -26,11 +26,16 @@ class RouterProcess:
         self.url = f"http://127.0.0.1:{self.port}"
         self.admin_url = f"http://127.0.0.1:{self.admin_port}"
         self._log = log
+        self._whole: bytes | None = None
 
     @property
     def log(self) -> bytes:
-        """Everything written to standard output and error so far."""
-        return self._log.read_bytes()
+        """Everything written to standard output and error so far, or until the end."""
+        return self._log.read_bytes() if self._whole is None else self._whole
+
+    def ended(self) -> None:
+        """Keep the log: its file goes."""
+        self._whole = self._log.read_bytes()
 
     def memory(self, field: str = "VmRSS") -> int:
         """Resident bytes now, or with VmHWM the most that there ever were (Linux)."""
@@ -56,9 +61,11 @@ def router_process(speculative: str, baseline: str, *flags: str) -> Iterator[Rou
                 stdout=out, stderr=out, env=clean,
             )  # fmt: skip
         try:
-            yield RouterProcess(process, log, _wait(process, log))
+            router = RouterProcess(process, log, _wait(process, log))
+            yield router
             process.terminate()
             assert process.wait(10) == 0
+            router.ended()
         finally:
             process.kill()
             process.wait()

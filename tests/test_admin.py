@@ -340,6 +340,15 @@ def test_a_change_that_makes_no_sense_is_refused(
     assert operator.events() == []
 
 
+def test_a_null_is_left_out(operator: Admin) -> None:
+    """What a client sends as null stays as configured, as if it were not there."""
+    nulls = {"threshold": None, "scope": None, "band": None, "dwell": None}
+    for policy in ("round-robin", "frontier"):
+        response = operator.post("/policy", json={"policy": policy, **nulls})
+        assert (response.status_code, response.json()["name"]) == (200, policy)
+    assert operator.policy.band == operator.relay.settings.band
+
+
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"\xff\xfe", b"[]", b'{"policy":"frontier","threshold":NaN}']
 )

@@ -468,6 +468,8 @@ def test_connect_and_trace_are_not_allowed(method: bytes, target: bytes) -> None
     incoming = arrive(target, method)
     assert incoming.error == errors.METHOD_NOT_ALLOWED
     assert incoming.route is None
+    allowed = b"POST" if target == b"/v1/completions" else b"DELETE, GET, HEAD, OPTIONS, POST"
+    assert incoming.allow == allowed  # RFC 9110 section 15.5.6: a 405 names some
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any
+from typing import Any, Never
 
 import uvloop
 
@@ -27,22 +27,25 @@ class RecordingBackend(ScriptedBackend):
         super().__init__(answer_ok)
         self.seen = bytearray()
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        feed = reader.feed_data
+    def protocol(self) -> asyncio.StreamReaderProtocol:
+        """For one connection."""
+        seen = self.seen
 
-        def record(data: bytes) -> None:
-            self.seen += data
-            feed(data)
+        class Tap(asyncio.StreamReader):
+            def feed_data(self, data: Any) -> None:
+                seen.extend(data)
+                super().feed_data(data)
 
-        reader.feed_data = record  # type: ignore[method-assign, assignment]
-        await super().serve(reader, writer)
+        return asyncio.StreamReaderProtocol(Tap(), self.serve)
 
 
 @contextlib.asynccontextmanager
-async def recording_backend() -> AsyncIterator[RecordingBackend]:
+async def recording_backend(
+    kind: type[RecordingBackend] = RecordingBackend,
+) -> AsyncIterator[RecordingBackend]:
     """A recording backend for as long as the block runs."""
-    backend = RecordingBackend()
-    server = await asyncio.start_server(backend.serve, "127.0.0.1", 0)
+    backend = kind()
+    server = await asyncio.get_running_loop().create_server(backend.protocol, "127.0.0.1", 0)
     backend.port = server.sockets[0].getsockname()[1]
     try:
         yield backend
@@ -58,15 +61,19 @@ class Stage:
     spec: RecordingBackend
     base: RecordingBackend
 
-    def __init__(self, runner: asyncio.Runner) -> None:
+    def __init__(
+        self, runner: asyncio.Runner, kind: type[RecordingBackend] = RecordingBackend
+    ) -> None:
         self._runner = runner
+        self._kind = kind
+        self.started = b""  # what the speculative backend got before this test
         self._things = contextlib.AsyncExitStack()
 
     async def start(self, settings: dict[str, Any]) -> None:
         """Start all of it."""
         enter = self._things.enter_async_context
-        self.spec = await enter(recording_backend())
-        self.base = await enter(recording_backend())
+        self.spec = await enter(recording_backend(self._kind))
+        self.base = await enter(recording_backend(self._kind))
         self.stack = await enter(running_router(self.spec.url, self.base.url, **settings))
 
     async def stop(self) -> None:
@@ -75,6 +82,7 @@ class Stage:
 
     def run(self, work: Callable[[], Awaitable[None]], answer: Answer = answer_ok) -> None:
         """One test: `answer` is what both backends do. Afterwards no count and no byte is left."""
+        self.started += bytes(self.spec.seen)
         for backend in (self.spec, self.base):
             backend.answer = answer
             backend.calls.clear()
@@ -97,10 +105,10 @@ class Stage:
 
 
 @contextlib.contextmanager
-def staged(**settings: Any) -> Iterator[Stage]:
+def staged(kind: type[RecordingBackend] = RecordingBackend, **settings: Any) -> Iterator[Stage]:
     """A stage for as long as the block runs; on uvloop, as it is served."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        stage = Stage(runner)
+        stage = Stage(runner, kind)
         runner.run(stage.start(settings))
         try:
             yield stage
@@ -151,3 +159,14 @@ async def talk(stage: Stage, data: bytes) -> bytes:
 def statuses(data: bytes) -> list[int]:
     """The status of each answer in a byte stream."""
     return [int(status) for status in re.findall(rb"HTTP/1\.1 ([1-5]\d\d) ", data)]
+
+
+def explode(*_: object) -> Never:
+    """What no code of ours does, one hopes."""
+    raise ZeroDivisionError("planted")
+
+
+class Exploding:
+    """Fails whatever is asked of it."""
+
+    __getattr__ = __getitem__ = explode

@@ -1,0 +1,1 @@
+"""What an attacker gets to see, reach and write: the promises of SECURITY.md."""
