@@ -63,6 +63,23 @@ lock: $(STAMP) ## Pin requirements/ anew from pyproject.toml (ARGS=--upgrade for
 	compile -o requirements/run.txt; \
 	compile --extra test -c requirements/run.txt -o requirements/dev.txt
 
+# A finding that does not concern us goes here by its id, each with its reason in a comment above.
+AUDIT_IGNORED :=
+
+.PHONY: audit
+audit: $(STAMP) ## Known vulnerabilities in the pinned requirements (asks PyPI; ARGS="-s osv" asks OSV)
+	@[ -x $(VENV)/audit/bin/pip-audit ] || { \
+	  $(BIN)/python -m venv $(VENV)/audit && \
+	  $(VENV)/audit/bin/python -m pip install -q --disable-pip-version-check pip-audit==2.10.1; \
+	} || { rm -rf $(VENV)/audit; echo "make audit: nothing was audited: pip-audit cannot be installed" >&2; exit 1; }
+	@found="$$(mktemp)"; trap 'rm -f "$$found"' EXIT; \
+	if $(VENV)/audit/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off \
+	  -r requirements/run.txt -r requirements/dev.txt $(AUDIT_IGNORED:%=--ignore-vuln %) $(ARGS) >"$$found" 2>&1; \
+	then sed -n '/^No known vuln/p' "$$found"; \
+	elif grep -q '^Found ' "$$found"; then sed '/^WARNING/d' "$$found" >&2; exit 1; \
+	else echo "make audit: nothing was audited, the advisories cannot be read from here: $$(tail -n 1 "$$found" | cut -c1-200)" >&2; exit 1; \
+	fi
+
 .PHONY: clean
 clean: ## Remove .venv and everything built
 	rm -rf $(VENV) build dist .coverage htmlcov .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -39,7 +40,8 @@ SENT = [
     *(b"%b: canary-%b\r\n" % (name, name) for name in OTHERS),
 ]
 EVERY = b"".join(SENT)
-BODY = b'{"model":"m","messages":[{"role":"user","content":"' + PROMPT + b'"}]}'
+MODEL = b"a-private-model"
+BODY = b'{"model":"' + MODEL + b'","messages":[{"role":"user","content":"' + PROMPT + b'"}]}'
 STREAM = BODY[:-1] + b',"stream":true}'
 
 
@@ -153,7 +155,8 @@ async def shown(router: RouterProcess) -> bytes:
 
 def test_what_a_client_keeps_secret_stays_secret() -> None:
     """In no header, query, key or body: not seen by a backend, in a log, a metric or an error."""
-    everything = {}
+    everything: dict[str, bytes] = {}
+    ports: list[bytes] = []
 
     async def work() -> None:
         async with recording_backend() as spec, recording_backend() as base:
@@ -171,6 +174,7 @@ def test_what_a_client_keeps_secret_stays_secret() -> None:
                     200, 400, 401, 404, 405, 414, 417, 422, 431, 500, 502, 505
                 }  # fmt: skip
             everything["log"] = router.log
+            ports.extend(b"%d" % backend.port for backend in (spec, base))
 
     run(work, 40)
     backend, log = everything["backend"], everything["log"]
@@ -186,8 +190,10 @@ def test_what_a_client_keeps_secret_stays_secret() -> None:
     assert PLAIN in backend
     assert PROMPT in backend
     assert b"authorization: Bearer " + BACKEND_KEY.encode() in backend
-    for word in (PLAIN, PROMPT, BACKEND_KEY.encode()):
+    for word in (PLAIN, PROMPT, MODEL, BACKEND_KEY.encode()):
         assert word not in log + everything["admin"] + everything["answers"]
+    # Of addresses there are the backends', in the line of the start, and no client's.
+    assert sorted(re.findall(rb"127\.0\.0\.1:(\d+)", log)) == sorted(ports)
     assert len(log.splitlines()) > len(all_kinds())
     assert all(isinstance(json.loads(line), dict) for line in log.splitlines())
 
