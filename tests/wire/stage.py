@@ -66,6 +66,7 @@ class Stage:
     ) -> None:
         self._runner = runner
         self._kind = kind
+        self.clients: list[Client] = []
         self.started = b""  # what the speculative backend got before this test
         self._things = contextlib.AsyncExitStack()
 
@@ -96,7 +97,11 @@ class Stage:
                 assert (relay.tracker.in_flight, relay.buffered, relay.waiting) == (0, 0, 0)
                 await until(lambda: self.spec.in_flight == self.base.in_flight == 0)
 
-        self._runner.run(main())
+        try:
+            self._runner.run(main())
+        finally:  # also of a test that failed: the next one and the loop's end are not about it
+            while self.clients:
+                self.clients.pop().writer.transport.abort()
 
     @property
     def reached(self) -> list[tuple[bytes, bytes]]:
@@ -126,7 +131,9 @@ class Client:
     @classmethod
     async def of(cls, stage: Stage) -> Client:
         """Connect to the public listener."""
-        return cls(*await asyncio.open_connection("127.0.0.1", stage.stack.router.port))
+        client = cls(*await asyncio.open_connection("127.0.0.1", stage.stack.router.port))
+        stage.clients.append(client)
+        return client
 
     async def rest(self) -> bytes:
         """All that comes until the router closes."""
