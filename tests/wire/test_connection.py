@@ -47,11 +47,11 @@ def keyed() -> Iterator[Stage]:
 
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[Stage]:
-    """A router that waits 0.3 s for a head or a next request and 0.4 s within a body."""
+    """A router that waits 0.3 s for a head or a next request and 0.8 s within a body."""
     limits: dict[str, Any] = {
         "header_timeout": "300ms",
         "keep_alive": "300ms",
-        "body_timeout": "400ms",
+        "body_timeout": "800ms",
     }
     with staged(**limits, max_body=4096) as stage:
         yield stage
