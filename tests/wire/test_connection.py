@@ -371,6 +371,24 @@ def test_connections_are_counted_and_the_next_one_is_told() -> None:
         stage.run(work)
 
 
+def test_a_refused_body_is_given_back_at_once(keyed: Stage) -> None:
+    """What came of a body that is refused is not counted while its client lingers."""
+
+    async def work() -> None:
+        client = await Client.of(keyed)
+        head = POST.replace(b"host", b"authorization: Bearer k\r\nhost")
+        chunks = head.replace(b"content-length: 15", b"transfer-encoding: chunked")[:-15]
+        client.writer.write(chunks + chunk(b"x" * 1000))
+        await until(lambda: keyed.stack.relay.buffered == 1000)
+        client.writer.write(chunk(b"x" * 1000))
+        assert statuses(await client.head()) == [413]
+        assert len(keyed.stack.relay.connections) == 1  # it may still read its answer
+        assert keyed.stack.relay.buffered == 0
+        client.writer.close()
+
+    keyed.run(work)
+
+
 def test_an_idle_connection_is_closed_after_its_time(hasty: Stage) -> None:
     """Keep-alive is armed by every answer, relayed or ordinary, and ends without a word."""
 
@@ -496,6 +514,7 @@ def test_a_fault_of_our_own_is_a_500_and_leaves_nothing(
         harm(keyed.stack)
         got = await talk(keyed, raw + raw)
         assert statuses(got) == [500]
+        assert relay.buffered == 0
         error = json.loads(got.partition(b"\r\n\r\n")[2])["error"]
         assert (error["code"], "planted" in error["message"]) == ("internal_error", False)
         relay.keys, relay.policy, relay.pools = keys, policy, pools
