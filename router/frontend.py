@@ -226,7 +226,7 @@ class RelayProtocol(ReceivingProtocol):
         if close and not whole and not self.transport.is_closing():
             # The client may still be sending: closing now would reset what it has yet to read.
             self._deaf = True
-            self._release_all_but_waiting()  # the client may linger, its body does not
+            self.body_done()  # the client may linger, its body does not
             self._enter(CLOSING, self.clock())
             if self.transport.can_write_eof():
                 self.transport.write_eof()
