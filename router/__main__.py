@@ -17,6 +17,7 @@ import typer
 from router import __version__
 from router.config import GROUPS, Settings, SettingsError, is_secret, load_settings_and_sources
 from router.config_flags import reference, with_flags
+from router.doctor_cli import doctor
 
 EXIT_OK = 0
 EXIT_CONFIGURATION = 2
@@ -31,6 +32,9 @@ app = typer.Typer(
     # A traceback of typer's shows local variables, and secrets are among them.
     pretty_exceptions_enable=False,
 )
+
+
+app.command("doctor")(doctor)
 
 
 def _settings(config: Path | None, flags: Mapping[str, Any]) -> tuple[Settings, dict[str, str]]:

@@ -25,6 +25,8 @@ from router.errors import ErrorAnswer
 from router.explain import RING_SIZE
 from router.exposition import create_registry
 from router.load import PolicyMemory, Role
+from router.pair_exposition import PairCollector
+from router.pair_watch import PairState
 from router.policies import PolicyError, configured_policy, make_frontier, policy_name
 from router.policy import FrontierPolicy, Policy, Reason
 from router.status_view import policy_item, status_body
@@ -53,9 +55,12 @@ _CHANGE_ERRORS: Final[dict[int | str, dict[str, Any]]] = _ERRORS | {
 class Admin:
     """The endpoints, each a short method."""
 
-    def __init__(self, relay: RelayView, registry: CollectorRegistry) -> None:
+    def __init__(
+        self, relay: RelayView, registry: CollectorRegistry, pair: PairState | None = None
+    ) -> None:
         self._relay = relay
         self._registry = registry
+        self._pair = pair
         # What a calibration asks for wins over the settings; the first policy knows it.
         first = relay.policy
         line = first if isinstance(first, FrontierPolicy) else relay.settings
@@ -86,7 +91,7 @@ class Admin:
 
     async def status(self) -> StatusBody:
         """The whole router at one moment."""
-        return status_body(self._relay)
+        return status_body(self._relay, self._pair)
 
     async def healthz(self) -> Alive:
         """Says that the process answers; whether it can serve, the public /ready says."""
@@ -149,9 +154,17 @@ class Admin:
         _log.info("%s: %s, by an operator", event, detail, extra={"change": event})
 
 
-def create_admin_app(relay: RelayView, registry: CollectorRegistry | None = None) -> FastAPI:
-    """The admin listener's app. Without a `registry` it makes one of the relay's metrics."""
-    admin = Admin(relay, registry or create_registry(relay.metrics, relay))
+def create_admin_app(
+    relay: RelayView, registry: CollectorRegistry | None = None, *, pair: PairState | None = None
+) -> FastAPI:
+    """The admin listener's app. Without a `registry` it makes one of the relay's metrics.
+
+    `pair` is what the watch over the pair knows; without one, nobody watches.
+    """
+    registry = registry or create_registry(relay.metrics, relay)
+    if pair is not None:
+        registry.register(PairCollector(pair))
+    admin = Admin(relay, registry, pair)
     app = FastAPI(
         title="Crossover admin",
         version=__version__,

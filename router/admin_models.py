@@ -128,6 +128,27 @@ class PolicyItem(Shape):
     side_for: float | None = Field(description="Seconds on this side; None since the start.")
 
 
+class FindingItem(Shape):
+    """Something that the last look at the pair found; `crossover doctor` explains it."""
+
+    rule: str
+    severity: Literal["spoils", "warning", "note"]
+    backend: Role | None = Field(description="None: both together.")
+    seen: str
+    mend: str
+
+
+class PairItem(Shape):
+    """Whether the pair is still what its flags say."""
+
+    age: float | None = Field(description="Seconds since the last look; None before the first.")
+    speculation: Literal["active", "lost", "unknown"]
+    parity: Literal["fair", "unfair", "unknown"]
+    alarm: str | None = Field(description="Why speculation is lost, until it was seen back.")
+    findings: list[FindingItem]
+    unknown: list[str] = Field(description="Why a backend could not be asked.")
+
+
 class QueueItem(Shape):
     """Our own queue and limits."""
 
@@ -147,6 +168,7 @@ class Status(Shape):
     ready: bool
     policy: PolicyItem
     backends: list[BackendItem]
+    pair: PairItem | None = Field(description="None when nobody watches it.")
     queue: QueueItem
     client_connections: int
     settings: dict[str, str | int | float | bool | list[str] | None]

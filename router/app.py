@@ -110,10 +110,11 @@ class Router:
         self._public = self._listener(
             create_public_app(self.relay), RelayProtocol, tls=settings.ssl_certfile is not None
         )
-        self._admin = self._listener(create_admin_app(self.relay), OrdinaryProtocol, tls=False)
+        self._watchers = Watchers(self.relay)
+        admin = create_admin_app(self.relay, pair=self._watchers.pair.state)
+        self._admin = self._listener(admin, OrdinaryProtocol, tls=False)
         self.relay.connections = self._public.server_state.connections  # type: ignore[assignment]
         self.relay.admin_connections = self._admin.server_state.connections  # type: ignore[assignment]
-        self._watchers = Watchers(self.relay)
         self._tasks: list[asyncio.Task[None]] = []
         self._public_task: asyncio.Task[None] | None = None
         self._admin_task: asyncio.Task[None] | None = None

@@ -234,6 +234,9 @@ Example: 30s"""
     """Failed checks in a row that take a backend out. Example: 2"""
     health_up_after: Count = 2
     """Passed checks in a row that bring it back. Example: 1"""
+    pair_interval: Seconds = 180.0
+    """How often the pair is asked whether it still speculates and is still comparable; also as soon \
+as a backend has come back. Example: 10m"""
     breaker_failures: Count = 5
     """Failed requests in a row that open a backend's breaker. Example: 3"""
     breaker_open: Seconds = 5.0

@@ -9,7 +9,9 @@ from router import __version__
 from router.admin_models import (
     BackendItem,
     ConnectionsItem,
+    FindingItem,
     FrontierItem,
+    PairItem,
     PolicyItem,
     QueueItem,
     Requests,
@@ -20,17 +22,19 @@ from router.exposition import frontier_in_force
 from router.frontier import Frontier
 from router.health import Health
 from router.load import ROLES, LoadSnapshot, Role
+from router.pair_watch import PairState
 from router.policies import policy_name
 from router.policy import FrontierPolicy
 from router.view import ConnectionCounts, RelayView
 
 Word = Literal["up", "down", "unknown"]
+Parity = Literal["fair", "unfair", "unknown"]
 _WORDS: dict[Health, Word] = {Health.UP: "up", Health.DOWN: "down", Health.UNKNOWN: "unknown"}
 _BREAKER: tuple[Literal["closed", "half_open", "open"], ...] = ("closed", "half_open", "open")
 
 
-def status_body(relay: RelayView) -> Status:
-    """The whole router at one moment."""
+def status_body(relay: RelayView, pair: PairState | None = None) -> Status:
+    """The whole router at one moment, with what the watch over the pair knows."""
     now = relay.clock()
     snapshot = relay.tracker.snapshot(now)
     counts = relay.connection_counts()
@@ -42,6 +46,7 @@ def status_body(relay: RelayView) -> Status:
         ready=relay.health.ready() and not relay.draining,
         policy=policy_item(relay),
         backends=[_backend(relay, role, snapshot, counts) for role in ROLES],
+        pair=None if pair is None else _pair(pair, now),
         queue=QueueItem(
             waiting=relay.waiting,
             queue_size=settings.queue_size,
@@ -81,6 +86,31 @@ def _frontier(policy: FrontierPolicy, snapshot: LoadSnapshot) -> FrontierItem:
         in_force=_requests(frontier_in_force(line, snapshot)),
         band=policy.band,
         dwell=policy.dwell,
+    )
+
+
+def _pair(pair: PairState, now: float) -> PairItem:
+    words: dict[bool | None, tuple[Literal["active", "lost", "unknown"], Parity]] = {
+        True: ("active", "fair"),
+        False: ("lost", "unfair"),
+        None: ("unknown", "unknown"),
+    }
+    return PairItem(
+        age=None if pair.checked_at is None else round(max(0.0, now - pair.checked_at), 3),
+        speculation=words[pair.speculation][0],
+        parity=words[pair.parity][1],
+        alarm=pair.alarm,
+        findings=[
+            FindingItem(
+                rule=each.rule,
+                severity=each.severity.value,
+                backend=each.backend,
+                seen=each.seen,
+                mend=each.mend,
+            )
+            for each in pair.findings
+        ],
+        unknown=list(pair.unknown),
     )
 
 

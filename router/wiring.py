@@ -11,10 +11,13 @@ from router.access_log import AccessLog
 from router.auth import load_keys
 from router.breaker import Breaker
 from router.calibration import CalibrationError, parse_calibration
+from router.doctor import Target, ask
+from router.doctor_facts import threshold_in
 from router.explain import DecisionLog
 from router.health import HealthState, PairHealth
 from router.load import ROLES, LoadTracker, Role
 from router.metrics import RelayMetrics
+from router.pair_watch import PairWatch
 from router.policies import configured_policy, make_frontier
 from router.poller import BODY_LIMIT, AcceptPoller, TelemetryPoller, probe_client
 from router.pool import BackendPool
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("crossover")
 
 READY_TIMEOUT: Final = 2.0  # seconds; `/ready` reads a flag
+INFO_TIMEOUT: Final = 10.0  # seconds; `/server_info` waits for the scheduler's step to end
 
 
 def read_line(settings: Settings) -> tuple[Frontier | None, float | None, float | None]:
@@ -123,9 +127,11 @@ class Watchers:
     def __init__(self, relay: Relay) -> None:
         self.clients: list[httpx.AsyncClient] = []
         self.pollers: dict[Role, TelemetryPoller] = {}
-        self.runs: list[AcceptPoller | TelemetryPoller | HealthProber] = []
+        self.runs: list[AcceptPoller | TelemetryPoller | HealthProber | PairWatch] = []
         for role in ROLES:
             self._watch(relay, role)
+        self.pair = self._watch_pair(relay)
+        self.runs.append(self.pair)
 
     def _client(
         self, settings: Settings, role: Role, timeout: float, clock: Callable[[], float]
@@ -161,6 +167,23 @@ class Watchers:
         )
         self.pollers[role] = poller
         self.runs += [accept, poller, prober]
+
+    def _watch_pair(self, relay: Relay) -> PairWatch:
+        settings, clock, ups = relay.settings, relay.clock, relay.health.transitions
+        clients = {role: self._client(settings, role, INFO_TIMEOUT, clock) for role in ROLES}
+        speculative, baseline = (
+            Target(role, _url(settings, role), _key(settings, role)) for role in ROLES
+        )
+        return PairWatch(
+            (speculative, baseline),
+            lambda target: ask(
+                clients[target.role], target, canary=False, timeout=INFO_TIMEOUT, clock=clock
+            ),
+            threshold=threshold_in(relay.frontier),
+            interval=settings.pair_interval,
+            comebacks=lambda: sum(ups[role, "health", "up"] for role in ROLES),
+            clock=clock,
+        )
 
 
 __all__ = ["CalibrationError", "Watchers", "build_relay", "read_line"]
