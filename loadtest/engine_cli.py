@@ -19,6 +19,7 @@ class Version(StrEnum):
 
     CAPTURED = "0.5.17"
     NEWER = "0.5.23"
+    OLDER = "0.5.12"
 
 
 Port = Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)]
@@ -30,6 +31,9 @@ CurveName = Annotated[
 ]
 AcceptLength = Annotated[
     float | None, typer.Option(help="Tokens per step when speculating (default: the curve's).")
+]
+TopK = Annotated[
+    int, typer.Option(help="Drafts per step when speculating; the curve says what it costs.")
 ]
 MaxRunning = Annotated[
     int | None,
@@ -61,6 +65,7 @@ def engine(
     host: Host = "127.0.0.1",
     curve: CurveName = None,
     accept_length: AcceptLength = None,
+    topk: TopK = 1,
     max_running_requests: MaxRunning = None,
     max_queued_requests: MaxQueued = None,
     time_scale: TimeScale = 1.0,
@@ -81,6 +86,7 @@ def engine(
             role=role,
             curve=_curve(curve, role),
             accept_length=accept_length,
+            topk=topk,
             max_running_requests=max_running_requests,
             max_queued_requests=max_queued_requests,
             max_total_tokens=max(131_072, context_length),

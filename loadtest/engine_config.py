@@ -14,9 +14,10 @@ from router.load import Role
 # What SGLang chooses when --max-running-requests is not given: 48 as soon as it speculates
 # (0.5.17 and later say so in a warning), up to 4096 without.
 DEFAULT_CAP: Final = {Role.SPECULATIVE: 48, Role.BASELINE: 4096}
-# The versions whose wire behaviour is imitated: the one that was captured, and one with `/ready`
-# (from 0.5.20) and without `/get_load` (gone by 0.5.22).
-VERSIONS: Final = ("0.5.17", "0.5.23")
+# The versions whose wire behaviour is imitated: the one that was captured, one with `/ready` (from
+# 0.5.20) and without `/get_load` (gone by 0.5.22), and one in which a topk above 1 silently costs
+# the overlapped scheduler. Only the first is captured; what the others do was read.
+VERSIONS: Final = ("0.5.17", "0.5.23", "0.5.12")
 
 
 class ConfigError(ValueError):
@@ -35,6 +36,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     time_scale: float = 1.0  # 2 makes everything take twice as long
     model: str = "sim-llama-8b"
     context_length: int = 8192
+    topk: int = 1  # drafts per step of a speculative server; the curve says what it costs
     vocabulary: int = 128_256  # Llama 3's
     seed: int = 0
     natural_tokens: tuple[int, int] = (32, 256)  # without ignore_eos an answer ends in this range
@@ -58,6 +60,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             for name, value, ok, wanted in (
                 ("time-scale", self.time_scale, 0 < self.time_scale < 1e6, "above 0"),
                 ("accept-length", self.accept_length, (self.accept_length or 1) >= 1, "1 or more"),
+                ("topk", self.topk, self.topk >= 1, "1 or more"),
                 ("context-length", self.context_length, self.context_length >= 2, "2 or more"),
                 ("sglang-version", self.version, self.version in VERSIONS, " or ".join(VERSIONS)),
                 (
@@ -109,7 +112,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def has_get_load(self) -> bool:
         """Whether this version still answers `/get_load`."""
-        return self.version == "0.5.17"
+        return self.version != "0.5.23"
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the scheduler overlaps with the GPU: up to 0.5.12 not with a topk above 1."""
+        return not (self.speculates and self.topk > 1 and self.version == "0.5.12")
+
+    @property
+    def draft_tokens(self) -> int:
+        """Draft tokens of a verify step, as the captured servers had them: 4, or 8 of a tree."""
+        return 4 if self.topk == 1 else 8
 
     @property
     def cap(self) -> int:

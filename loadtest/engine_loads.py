@@ -7,7 +7,6 @@ from typing import Any, Final
 from urllib.parse import parse_qs
 
 from loadtest.engine_http import Exchange
-from loadtest.engine_metrics import DRAFT_STEPS
 from loadtest.engine_server import SimulatedServer
 
 # What `include` may name, and the section that it means.
@@ -36,16 +35,15 @@ async def v1_loads(server: SimulatedServer, exchange: Exchange) -> None:
     if query.get("format") == ["prometheus"]:
         await exchange.reply(200, prometheus(load), PROMETHEUS)
         return
-    await exchange.reply_json(
-        200,
-        {
-            "timestamp": datetime.fromtimestamp(server.wall(), UTC).isoformat(),
-            "version": server.config.version,
-            "accelerator": "NVIDIA H200",
-            "num_accelerators": 1,
-            "loads": [load],
-        },
-    )
+    body: dict[str, Any] = {
+        "timestamp": datetime.fromtimestamp(server.wall(), UTC).isoformat(),
+        "version": server.config.version,
+    }
+    if server.config.version == "0.5.12":  # has an `aggregate` too, whose shape is not known to us
+        body["dp_rank_count"] = 1
+    else:
+        body |= {"accelerator": "NVIDIA H200", "num_accelerators": 1}
+    await exchange.reply_json(200, body | {"loads": [load]})
 
 
 async def get_load(server: SimulatedServer, exchange: Exchange) -> None:
@@ -81,7 +79,7 @@ def one_load(server: SimulatedServer, include: set[str]) -> dict[str, Any]:
         "num_total_tokens": used + waiting,
         "num_active_tokens": used + waiting,
     }
-    if config.version != "0.5.17":
+    if config.version == "0.5.23":
         load["num_prealloc_ready_tokens"] = 0
     load |= {
         "max_total_num_tokens": config.max_total_tokens,
@@ -119,7 +117,9 @@ def _sections(server: SimulatedServer) -> dict[str, dict[str, Any]]:
     if config.speculates and core.pace.verify_calls:
         sections["speculative"] = {
             "accept_length": total.decode_tokens / total.verify_calls,
-            "accept_rate": (core.pace.accept_length - 1) / DRAFT_STEPS if config.metrics else 0.0,
+            "accept_rate": (core.pace.accept_length - 1) / (config.draft_tokens - 1)
+            if config.metrics
+            else 0.0,
         }
     sections["disaggregation"] = {
         "mode": "null",

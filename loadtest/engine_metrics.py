@@ -186,9 +186,11 @@ def _gauges(server: SimulatedServer) -> dict[str, float]:
         "max_total_num_tokens": config.max_total_tokens,
         "utilization": 0,
         "spec_accept_length": pace.accept_length if spec else 0,
-        "spec_accept_rate": max(0, pace.accept_length - 1) / DRAFT_STEPS if spec else 0,
+        "spec_accept_rate": max(0, pace.accept_length - 1) / (config.draft_tokens - 1)
+        if spec
+        else 0,
         "spec_num_steps": DRAFT_STEPS if spec else 0,
-        "spec_num_draft_tokens": DRAFT_STEPS + 1 if spec else 0,
+        "spec_num_draft_tokens": config.draft_tokens if spec else 0,
         "context_len": config.context_length,
         "page_size": 1,
     }

@@ -21,15 +21,13 @@ PREFLIGHT_VARY: Final = (
     b"Origin, Access-Control-Request-Method, Access-Control-Request-Headers,"
     b" Access-Control-Request-Private-Network"
 )
-# What EAGLE-3 with topk 1 resolves to; all null on a baseline.
+# What EAGLE-3 resolves to, but for topk and what follows from it; all null on a baseline.
 SPECULATIVE: Final = {
     "speculative_algorithm": "EAGLE3",
     "speculative_draft_model_path": "/models/draft",
     "speculative_draft_model_revision": "main",
     "speculative_draft_load_format": "dummy",
     "speculative_num_steps": 3,
-    "speculative_eagle_topk": 1,
-    "speculative_num_draft_tokens": 4,
 }
 
 
@@ -138,8 +136,13 @@ def info(server: SimulatedServer) -> dict[str, Any]:
         "decode_log_interval": config.metrics_steps,
         "random_seed": config.seed,
         "port": server.port,
-        **(SPECULATIVE if config.speculates else {}),
+        "disable_overlap_schedule": not config.overlaps,
     }
+    if config.speculates:
+        mine |= SPECULATIVE | {
+            "speculative_eagle_topk": config.topk,
+            "speculative_num_draft_tokens": config.draft_tokens,
+        }
     total = core.batch.counters()
     state = shipped["server_info"] | shipped["internal_state"] | mine
     for name in ("custom_sigquit_handler", "status", "max_total_num_tokens", "max_req_input_len"):
@@ -147,7 +150,7 @@ def info(server: SimulatedServer) -> dict[str, Any]:
     for name in ("version", "kv_events"):
         state.pop(name, None)
     state |= {
-        "max_speculative_num_draft_tokens": 4 if config.speculates else None,
+        "max_speculative_num_draft_tokens": config.draft_tokens if config.speculates else None,
         "last_gen_throughput": core.pace.tokens_s,
         "effective_max_running_requests_per_dp": config.cap,
         "pp_max_micro_batch_size": config.cap,
@@ -160,9 +163,20 @@ def info(server: SimulatedServer) -> dict[str, Any]:
         "max_req_input_len": config.context_length - 6,
         "version": config.version,
     }
-    if config.version != "0.5.17":
+    if config.version == "0.5.23":
         body |= {"launch_command": f"sglang serve --port {server.port}", "frontend": "python"}
+    if config.version == "0.5.12":
+        for told in (body, state):
+            _older(told)
     return body | {"internal_states": [state]}
+
+
+def _older(told: dict[str, Any]) -> None:
+    """Say it as 0.5.12 did: CUDA graphs by their old flags, and no batch size for each phase."""
+    decode = told.pop("cuda_graph_config")["decode"]
+    for name in [name for name in told if name.startswith("cuda_graph_")]:
+        del told[name]
+    told |= {"cuda_graph_max_bs": decode["max_bs"], "cuda_graph_bs": decode["bs"]}
 
 
 def _card(server: SimulatedServer) -> dict[str, Any]:

@@ -3,8 +3,8 @@
     async with scripted_backend(answer) as backend: ...
 
 `answer(call)` is awaited for each request that arrived whole; `call` sends bytes and ends the
-connection. Probes (`/ready`, `/health`, `/v1/loads`, `/metrics`) are answered apart and not
-counted. The backend records every other request as raw bytes, how many there are under way, and
+connection. What the router asks by itself (`/ready`, `/health`, `/v1/loads`, `/server_info`,
+`/metrics`) is answered apart and not counted. The backend records every other request as raw bytes, how many there are under way, and
 whether the peer closed first.
 """
 
@@ -26,7 +26,10 @@ QUEUE_FULL_EVENT = (
     b'data: {"error": {"object": "error", "message": "The request queue is full.", '
     b'"type": "SERVICE_UNAVAILABLE", "param": null, "code": 503}}\n\n'
 )
-PROBES = {b"/ready", b"/health", b"/v1/loads", b"/metrics", b"/get_load"}
+PROBES = {
+    *(b"/ready", b"/health", b"/v1/loads", b"/metrics", b"/get_load"),
+    *(b"/server_info", b"/get_server_info"),
+}
 
 
 def response(body: bytes = OK, status: str = "200 OK", extra: bytes = b"") -> bytes:

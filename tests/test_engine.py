@@ -482,7 +482,10 @@ async def test_two_engines_in_one_process() -> None:
         ({"time_scale": 0.0}, "--time-scale must be above 0, got 0.0"),
         ({"max_running_requests": 0}, "--max-running-requests must be 1 or more"),
         ({"max_queued_requests": -1}, "--max-queued-requests must be 0 or more"),
-        ({"version": "0.4"}, r"--sglang-version must be 0\.5\.17 or 0\.5\.23, got 0\.4"),
+        (
+            {"version": "0.4"},
+            r"--sglang-version must be 0\.5\.17 or 0\.5\.23 or 0\.5\.12, got 0\.4",
+        ),
         ({"context_length": 1}, "--context-length must be 2 or more"),
         ({"max_total_tokens": 10}, "--max-total-tokens must be at least the context length"),
         ({"accept_length": 0.5}, "--accept-length must be 1 or more"),
