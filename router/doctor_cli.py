@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 EXIT_SOUND: Final = 0
 EXIT_SPOILED: Final = 1
 EXIT_CANNOT_LOOK: Final = 2
+PIPE_WIDTH: Final = 160  # columns
 
 Config = Annotated[
     Path | None,
@@ -88,7 +89,8 @@ def doctor(
 
         from router.doctor_report import show
 
-        show(looked, Console())
+        # A pipe has no width; 80 columns would break what somebody greps for.
+        show(looked, Console(width=None if sys.stdout.isatty() else PIPE_WIDTH))
     raise typer.Exit(EXIT_SOUND if looked.examination.sound else EXIT_SPOILED)
 
 

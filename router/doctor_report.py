@@ -117,14 +117,19 @@ def _verdict(examination: Examination) -> list[Text]:
         Text("Sound: nothing spoils a calibration of this pair.", "bold green")
         if not spoiled
         else Text(
-            f"Do not calibrate this pair: {spoiled} finding{'s' * (spoiled != 1)} would spoil it.",
-            "bold red",
+            f"Do not calibrate this pair: {_count(spoiled, 'finding')} would spoil it.", "bold red"
         )
     ]
     judged = examination.asked - len(examination.unjudged)
-    counted = f"{counts[Severity.WARNING]} warnings, {counts[Severity.NOTE]} notes"
+    counted = (
+        f"{_count(counts[Severity.WARNING], 'warning')}, {_count(counts[Severity.NOTE], 'note')}"
+    )
     lines.append(Text(f"{judged} of {examination.asked} rules judged; {counted}."))
     if examination.unjudged:
         names = dict.fromkeys(each.rule for each in examination.unjudged)
         lines.append(Text(f"Not judged, because a server does not say: {', '.join(names)}.", "dim"))
     return lines
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'s' * (number != 1)}"

@@ -98,8 +98,10 @@ async def answer_ok(call: Call) -> None:
 class ScriptedBackend:
     """Listens on a free port of loopback."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Answer, *, probes: bool = True) -> None:
+        """Without `probes` everything is answered by `answer` and counted."""
         self.answer = answer
+        self._apart = PROBES if probes else set()
         self.calls: list[Call] = []
         self.in_flight = 0
         self.connections = 0
@@ -124,7 +126,7 @@ class ScriptedBackend:
                 head = await reader.readuntil(b"\r\n\r\n")
                 call = Call(head, b"", writer, served)
                 call.body = await reader.readexactly(int(call.headers.get(b"content-length", 0)))
-                if call.path.partition(b"?")[0] in PROBES:
+                if call.path.partition(b"?")[0] in self._apart:
                     await call.send(self._probe(call.path))
                     continue
                 await self._answer(call, reader)
@@ -169,9 +171,11 @@ class ScriptedBackend:
 
 
 @contextlib.asynccontextmanager
-async def scripted_backend(answer: Answer = answer_ok) -> AsyncIterator[ScriptedBackend]:
+async def scripted_backend(
+    answer: Answer = answer_ok, *, probes: bool = True
+) -> AsyncIterator[ScriptedBackend]:
     """A scripted backend for as long as the block runs."""
-    backend = ScriptedBackend(answer)
+    backend = ScriptedBackend(answer, probes=probes)
     server = await asyncio.start_server(backend.serve, "127.0.0.1", 0, backlog=1024)
     backend.port = server.sockets[0].getsockname()[1]
     try:
