@@ -7,7 +7,6 @@ were not started alike, and cannot change a token's cost or worth, is a warning 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import PurePosixPath
 from typing import Final
 
 from router.doctor_facts import NONE, Pair, ServerFacts
@@ -53,7 +52,7 @@ def same_path(name: str) -> Check:
         seen = differ(pair, name)
         if seen:
             ours, theirs = (
-                PurePosixPath(getattr(facts, name)).name
+                getattr(facts, name).rstrip("/").rpartition("/")[2]
                 for facts in (pair.speculative, pair.baseline)
             )
             yield Spot(WARNING if ours == theirs else SPOILS, seen)
