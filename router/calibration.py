@@ -6,8 +6,9 @@ A versioned JSON document. Written by a calibrator, or by hand:
      "frontier": {"scope": "total", "threshold": 32}}
 
 `threshold` is a number of requests, or "always", or "never"; a table of F(0), F(1), ... takes its
-place where `scope` is "table" ("infinity" in it is allowed). Unknown keys are refused, so that a
-misspelt one is not silently without effect. Reading the file is for the shell to do.
+place where `scope` is "table" ("infinity" in it is allowed). Everything but `schema` and `frontier`
+may be missing. Unknown keys are refused, so that a misspelt one is not silently without effect.
+Reading and writing the file is for the shell to do.
 """
 
 from __future__ import annotations
@@ -17,19 +18,22 @@ from typing import Final, Literal
 
 import msgspec
 
+from router.curves import Crossover, Curve, Curves, Number, Point, Verdict
 from router.frontier import Frontier
 
-SCHEMA: Final = "crossover.calibration/1"
+__all__ = [
+    "SCHEMA", "Calibration", "CalibrationError", "Contention", "Curve", "Curves", "Line", "Overlap",
+    "Point", "Switch", "SwitchRule", "format_calibration", "parse_calibration",
+]  # fmt: skip
 
-Number = float | Literal["always", "never", "infinity"]
-Verdict = Literal["at", "always", "never", "unsure"]
+SCHEMA: Final = "crossover.calibration/1"
 
 
 class CalibrationError(ValueError):
     """The document is not a calibration; the text says where and why."""
 
 
-class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The frontier as written."""
 
     scope: Literal["total", "speculative", "table"] = "total"
@@ -37,49 +41,58 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     table: tuple[Number, ...] = ()
 
 
-class Switch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Switch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How to come back below the line: a share of it, and seconds. None: as configured."""
 
     band: float | None = None
     dwell: float | None = None
 
 
-class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One measured level of one server."""
+class SwitchRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """When to change the server, by name, for a policy that knows the name. Opaque here."""
 
-    concurrency: float
-    tokens_per_second: float
-    low: float | None = None  # confidence interval of tokens_per_second
-    high: float | None = None
-    accept_length: float | None = None
+    name: str
+    parameters: dict[str, float] = {}
 
 
-class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one server did over the levels of a sweep."""
+class Overlap(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Both servers under load at once: the share of its own speed that each kept."""
 
-    points: tuple[Point, ...]
-
-
-class Curves(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Both servers."""
-
-    speculative: Curve
-    baseline: Curve
+    n: float  # requests on the speculative server
+    m: float  # requests on the baseline server
+    speculative: float | None = None  # None: its speed alone is not known
+    baseline: float | None = None
 
 
-class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Contention(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What the two servers do to each other."""
+
+    gpus: Literal["shared", "split"]
+    overlaps: tuple[Overlap, ...] = ()
+    speculative: float | None = None  # mean share kept
+    baseline: float | None = None
+
+
+class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The whole document."""
 
     schema: str
     frontier: Line
     verdict: Verdict | None = None
+    objective: str | None = None  # what the line was chosen for: a key of `objectives`
+    interval: tuple[Number, Number] | None = None  # of the crossover, requests
+    objectives: dict[str, Crossover] = {}
     switch: Switch = Switch()
-    curves: Curves | None = None
-    interval: tuple[float, float] | None = None  # of the crossover, requests
+    switch_rule: SwitchRule | None = None
+    contention: Contention | None = None
+    # What must be the same where the file is used: model, draft, engine, flags, GPU, prompts.
     fingerprint: dict[str, str | int | float | bool | None] = {}
+    conditions: dict[str, str] = {}  # how it was measured: files, levels, passes, what was left out
+    notes: tuple[str, ...] = ()  # what whoever uses the file should know
     created: str | None = None
     command: str | None = None
     note: str | None = None
+    curves: Curves | None = None
 
     @property
     def line(self) -> Frontier:
@@ -130,3 +143,8 @@ def parse_calibration(document: bytes) -> Calibration:
         msg = f"verdict {said!r} and the frontier contradict each other"
         raise CalibrationError(msg)
     return found
+
+
+def format_calibration(calibration: Calibration) -> bytes:
+    """The document to write: what `parse_calibration` reads back as it was."""
+    return msgspec.json.format(msgspec.json.encode(calibration), indent=1) + b"\n"

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.calibration import SCHEMA, CalibrationError, parse_calibration
+from router.calibration import (
+    SCHEMA,
+    Calibration,
+    CalibrationError,
+    Line,
+    SwitchRule,
+    format_calibration,
+    parse_calibration,
+)
 from router.frontier import Frontier
 
 
@@ -85,6 +93,12 @@ def test_the_line_of_a_file(written: dict[str, Any], expected: Frontier) -> None
         (document(switch={"dwell": "1e999"}), "dwell"),
         (document(interval=[1]), "interval"),
         (document(fingerprint={"gpu": ["H200"]}), "fingerprint"),
+        (document(interval=[1, "sometime"]), "interval"),
+        (document(switch_rule={"parameters": {}}), "name"),
+        (document(switch_rule={"name": "regret", "parameters": {"cost": "much"}}), "parameters"),
+        (document(switch_rule={"name": "regret", "params": {}}), "params"),
+        (document(objectives={"ttft": {"verdict": "at"}}), "crossover"),
+        (document(contention={"gpus": "some"}), "gpus"),
     ],
 )  # fmt: skip
 def test_what_is_no_calibration_is_refused(body: bytes, where: str) -> None:
@@ -152,6 +166,54 @@ def test_a_whole_file_is_read_as_written() -> None:
     assert found.fingerprint["overlap"] is True
     assert found.fingerprint["draft"] is None
     assert found.note == "Größe \u2713"
+
+
+def test_what_a_fit_adds_is_read() -> None:
+    """Objectives, contention, conditions, notes and a switch rule arrive unchanged."""
+    found = parse_calibration(
+        document(
+            objective="throughput",
+            interval=[43.5, "infinity"],
+            objectives={"throughput": {"verdict": "unsure", "crossover": 60.5,
+                                       "interval": [43.5, "infinity"], "confidence": 0.98,
+                                       "settle": "levels above 256"},
+                        "slo": {"verdict": "always", "crossover": "infinity",
+                                "holds_up_to": {"speculative": 64}}},
+            contention={"gpus": "shared", "speculative": 0.6,
+                        "overlaps": [{"n": 8, "m": 16, "speculative": 0.5}]},
+            switch_rule={"name": "regret", "parameters": {"cost_s": 1.5}},
+            conditions={"baseline.levels": "1, 2"},
+            notes=["measured once"],
+        )
+    )  # fmt: skip
+    assert found.interval == (43.5, "infinity")
+    assert found.objectives["throughput"].settle == "levels above 256"
+    assert found.objectives["slo"].holds_up_to == {"speculative": 64.0}
+    assert found.contention is not None
+    assert found.contention.overlaps[0].baseline is None
+    assert found.switch_rule == SwitchRule("regret", {"cost_s": 1.5})
+    assert (found.conditions, found.notes) == ({"baseline.levels": "1, 2"}, ("measured once",))
+
+
+def test_a_switch_rule_needs_no_parameters() -> None:
+    """A rule may be a name alone."""
+    found = parse_calibration(document(switch_rule={"name": "regret"}))
+    assert found.switch_rule == SwitchRule("regret")
+
+
+def test_what_is_not_known_is_not_written() -> None:
+    """A file has the fields that say something, and reads back as it was."""
+    made = Calibration(
+        schema=SCHEMA, frontier=Line(threshold=60.0), verdict="at", switch_rule=SwitchRule("regret")
+    )
+    written = format_calibration(made)
+    assert json.loads(written) == {
+        "schema": SCHEMA,
+        "frontier": {"threshold": 60.0},
+        "verdict": "at",
+        "switch_rule": {"name": "regret", "parameters": {}},
+    }
+    assert parse_calibration(written) == made
 
 
 def test_two_files_do_not_share_a_fingerprint() -> None:
