@@ -11,6 +11,7 @@ from typer.exceptions import TyperException
 from loadtest.bench import bench
 from loadtest.demo_cli import demo
 from loadtest.engine_cli import engine
+from loadtest.fit_cli import ManyFiles, fit
 
 app = typer.Typer(
     add_completion=False,
@@ -21,6 +22,7 @@ app = typer.Typer(
 app.command("bench")(bench)
 app.command("demo")(demo)
 app.command("engine")(engine)
+app.command("fit", cls=ManyFiles)(fit)
 
 
 @app.callback()
