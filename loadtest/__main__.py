@@ -12,6 +12,7 @@ from loadtest.bench import bench
 from loadtest.demo_cli import demo
 from loadtest.engine_cli import engine
 from loadtest.fit_cli import ManyFiles, fit
+from loadtest.report_cli import report
 
 app = typer.Typer(
     add_completion=False,
@@ -23,6 +24,7 @@ app.command("bench")(bench)
 app.command("demo")(demo)
 app.command("engine")(engine)
 app.command("fit", cls=ManyFiles)(fit)
+app.command("report")(report)
 
 
 @app.callback()
