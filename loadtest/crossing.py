@@ -139,15 +139,17 @@ def _floor(curve: Fitted, x: float) -> float:
 
 def _ceiling(curve: Fitted, x: float) -> float:
     """As high as the shape lets the curve be at x, given its values at the levels around x."""
-    levels, values = curve.levels, curve.values
+    levels, smooth = curve.levels, curve.smooth
     at, share = _between(levels, x)
+    floor = _floor(curve, x)
     if share == 0.0:
-        return values[at]
+        return floor
     slope = curve.steepest
-    if at > 0 and curve.kind == "concave":
-        slope = (values[at] - values[at - 1]) / (levels[at] - levels[at - 1])
-    highest = values[at] + slope * (x - levels[at])
-    if at + 2 < len(levels) and curve.kind == "concave":
-        slope = (values[at + 2] - values[at + 1]) / (levels[at + 2] - levels[at + 1])
-        highest = min(highest, values[at + 1] + slope * (x - levels[at + 1]))
-    return max(highest, _floor(curve, x))
+    if at > 0:
+        slope = (smooth[at] - smooth[at - 1]) / (levels[at] - levels[at - 1])
+    highest = smooth[at] + slope * (x - levels[at])
+    if at + 2 < len(levels):
+        slope = (smooth[at + 2] - smooth[at + 1]) / (levels[at + 2] - levels[at + 1])
+        highest = min(highest, smooth[at + 1] + slope * (x - levels[at + 1]))
+    # Deviations of single levels are taken to be straight in between.
+    return floor + max(0.0, highest - straight(levels, smooth, x))

@@ -39,7 +39,7 @@ def curve_of(found: Usable, fitted: Fitted) -> Curve:
             for x, y, down, up in zip(fitted.levels, fitted.values, low, high, strict=True)
         ),
         noise=round(fitted.noise, 4),
-        shape=fitted.kind,
+        deviation=round(fitted.deviation, 4) if fitted.deviation else None,
         cap=found.cap,
         left_out=tuple(
             (round(math.exp(sample.x), 6), round(math.exp(sample.y), 2))

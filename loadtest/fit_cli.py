@@ -125,10 +125,16 @@ def _fitted(
     from loadtest.fit import fit as fit_pair
     from loadtest.importers import read_sweeps
     from loadtest.objectives import Slo
+    from loadtest.points import of_role
+    from router.load import Role
 
     sweeps = [
-        [sweep for path in paths for sweep in read_sweeps(path.read_bytes(), path.name)]
-        for paths in (baseline, speculative)
+        [
+            sweep
+            for path in paths
+            for sweep in of_role(read_sweeps(path.read_bytes(), path.name), role)
+        ]
+        for paths, role in ((baseline, Role.BASELINE), (speculative, Role.SPECULATIVE))
     ]
     return fit_pair(
         *sweeps,

@@ -72,6 +72,13 @@ class Usable(msgspec.Struct, frozen=True):
     cap: int | None
 
 
+def of_role(sweeps: Sequence[Sweep], role: Role) -> list[Sweep]:
+    """Of a file that holds both servers' sweeps, those of this one; of any other, all."""
+    if len({sweep.role for sweep in sweeps}) < 2:
+        return list(sweeps)
+    return [sweep for sweep in sweeps if sweep.role is role]
+
+
 def usable(sweeps: Sequence[Sweep]) -> Usable:
     """Drop levels that did not measure the server at that concurrency. Raises nothing."""
     caps = [sweep.cap for sweep in sweeps if sweep.cap is not None]

@@ -6,11 +6,15 @@ Pure. In logarithms throughout, so that 0.05 is about 5 %.
 2. A measurement is left out when it lies further from that curve than `OUTLIER` times the typical
    distance, unless all the passes of its level agree with it (then it is the server that is so),
    or its neighbours on either side are away as well, or there is nothing beside it to judge by.
-3. Least squares under the shape on what is left (`smooth.py`). If the means of the levels then lie
-   further from the curve than the passes from each other, the shape is refused by the data and the
-   weaker one is taken.
+3. Least squares under the shape on what is left (`smooth.py`).
 4. The noise: the scatter about the curve, together with `PRIOR` measurements' worth of
    `TYPICAL_NOISE`. So three lone points do not look exact, and thirty speak for themselves.
+5. A real server is not quite of that shape: batch sizes that have a CUDA graph, tiles, a collapse.
+   Where the means of the levels lie clearly further from the curve than the passes of a level from
+   each other, each level is given a deviation of its own, of the size that explains it, and the
+   curve goes as far towards each mean as noise and deviation say (partial pooling: the whole way
+   if the deviations are large, not at all if there are none). Without repeated levels noise and
+   deviation cannot be told apart, and all but a gross misfit counts as noise.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from loadtest.smooth import Kind, Shape, shape_of
+from loadtest.smooth import Concave, no_faster
 
 # One measurement of a level, 4 to 6 s long: passes of one H200 differed by 2 to 9 % mostly.
 TYPICAL_NOISE: Final = 0.04
@@ -31,9 +35,10 @@ PRIOR: Final = 4.0
 OUTLIER: Final = 4.0
 # Closer than this nothing is left out, however exact its neighbours.
 NEVER_OUTLIER: Final = 0.15
-# The F value at which the data refuse the shape; with 3 to 10 degrees of freedom a right shape
-# reaches it about once in a thousand.
-REFUSED: Final = 8.0
+# Ratios of variances (misfit over noise) up to which a misfit is put down to chance. A curve of the
+# shape exceeds the first about once in fifteen; the second, for levels measured once, hardly ever.
+CHANCE: Final = 1.8
+CHANCE_ONCE: Final = 8.0
 # Whole numbers of requests up to 100 are levels of their own.
 SAME_LEVEL: Final = 0.01
 _ROUNDS: Final = 12
@@ -52,27 +57,37 @@ class Fitted(NamedTuple):
 
     levels: tuple[float, ...]  # log concurrency, rising
     values: tuple[float, ...]  # log speed
+    smooth: tuple[float, ...]  # the same without the deviations of single levels
     passes: tuple[int, ...]  # measurements at each level
     noise: float  # relative standard deviation of one measurement
     freedom: float  # degrees of freedom behind `noise`
-    kind: Kind
+    deviation: float  # relative standard deviation of a level from the smooth curve
     steepest: float
     outliers: tuple[Sample, ...]
-    shape: Shape
+    shape: Concave
 
     def replicate(self, rng: random.Random) -> list[float]:
         """The curve of another set of sweeps of the same server, as likely as not.
 
         A parametric bootstrap: the noise is drawn first, since it is not known exactly (scaled
-        inverse chi-squared), then one measurement for each there was, then the curve is fitted.
+        inverse chi-squared), then one measurement for each there was, then the curve is fitted,
+        and then what is still not known of each level's deviation is added.
         """
         noise = self.noise * math.sqrt(self.freedom / rng.gammavariate(self.freedom / 2, 2.0))
-        return self.shape.fit(
-            [
-                value + noise * rng.gauss(0.0, 1.0) / math.sqrt(count)
-                for value, count in zip(self.values, self.passes, strict=True)
-            ]
-        )
+        means = [
+            value + noise * rng.gauss(0.0, 1.0) / math.sqrt(count)
+            for value, count in zip(self.values, self.passes, strict=True)
+        ]
+        smooth = self.shape.fit(means)
+        if self.deviation == 0.0:
+            return smooth
+        shares = _shares(self.passes, self.noise, self.deviation)
+        left = [self.deviation * math.sqrt(1.0 - share) * rng.gauss(0.0, 1.0) for share in shares]
+        values = [
+            near + share * (mean - near) + rest
+            for near, mean, share, rest in zip(smooth, means, shares, left, strict=True)
+        ]
+        return no_faster(self.levels, values, self.passes, self.steepest)
 
 
 def fit_curve(samples: Sequence[Sample], steepest: float) -> Fitted:
@@ -89,31 +104,59 @@ def fit_curve(samples: Sequence[Sample], steepest: float) -> Fitted:
         kept.remove(sample)
     groups = _by_level(kept)
     levels, means, counts = _means(groups)
+    shape = Concave(levels, counts, steepest)
+    smooth = shape.fit(means)
+    found = _noise(groups, means, smooth, shape.freedom(smooth))
+    values = smooth
+    passes = tuple(map(len, groups.values()))
+    if found.deviation > 0.0:
+        shares = _shares(passes, found.noise, found.deviation)
+        values = no_faster(
+            levels,
+            [n + s * (m - n) for n, m, s in zip(smooth, means, shares, strict=True)],
+            counts,
+            steepest,
+        )
+    return Fitted(
+        tuple(levels), tuple(values), tuple(smooth), passes, found.noise, found.freedom,
+        found.deviation, steepest, tuple(outliers), shape,
+    )  # fmt: skip
+
+
+class _Noise(NamedTuple):
+    noise: float
+    freedom: float
+    deviation: float
+
+
+def _noise(
+    groups: dict[float, list[float]], means: list[float], smooth: list[float], used: int
+) -> _Noise:
+    """Split what lies off the smooth curve into noise and deviations of levels."""
     scatter = math.fsum(
         (y - mean) ** 2 for group, mean in zip(groups.values(), means, strict=True) for y in group
     )
-    repeats = len(kept) - len(levels)
-    kind: Kind = "concave"
-    shape = shape_of(kind, levels, counts, steepest)
-    values = shape.fit(means)
-    used = shape.freedom(values)
+    sizes = [len(group) for group in groups.values()]
     misfit = math.fsum(
-        n * (mean - value) ** 2 for n, mean, value in zip(counts, means, values, strict=True)
+        n * (mean - value) ** 2 for n, mean, value in zip(sizes, means, smooth, strict=True)
     )
-    pure = (scatter + PRIOR * TYPICAL_NOISE**2) / (repeats + PRIOR)
-    if used < len(levels) and misfit / (len(levels) - used) > REFUSED * pure:
-        kind = "rising time"
-        shape = shape_of(kind, levels, counts, steepest)
-        values = shape.fit(means)
-        # Without repeats only the misfit tells how noisy the server is.
-        if repeats:
-            misfit, used = 0.0, len(levels)
-    freedom = PRIOR + len(kept) - used
-    noise = math.sqrt((scatter + misfit + PRIOR * TYPICAL_NOISE**2) / freedom)
-    return Fitted(
-        tuple(levels), tuple(values), tuple(map(len, groups.values())), noise, freedom, kind,
-        steepest, tuple(outliers), shape,
-    )  # fmt: skip
+    spare, repeats = len(sizes) - used, sum(sizes) - len(sizes)
+    prior = PRIOR * TYPICAL_NOISE**2
+    freedom = PRIOR + repeats + spare
+    together = math.sqrt((scatter + misfit + prior) / freedom)
+    pure = (scatter + prior) / (repeats + PRIOR)
+    excess = misfit / spare - (CHANCE if repeats else CHANCE_ONCE) * pure if spare else 0.0
+    if excess <= 0.0:
+        return _Noise(together, freedom, 0.0)
+    deviation = math.sqrt(excess / statistics.fmean(sizes))
+    if not repeats:  # then only the misfit tells how noisy the server is
+        return _Noise(together, freedom, deviation)
+    return _Noise(math.sqrt(pure), repeats + PRIOR, deviation)
+
+
+def _shares(passes: Sequence[int], noise: float, deviation: float) -> list[float]:
+    """How far the curve goes from the smooth one towards the mean of each level, 0 to 1."""
+    return [deviation**2 / (deviation**2 + noise**2 / count) for count in passes]
 
 
 def _merged(ordered: Sequence[Sample]) -> list[Sample]:
@@ -178,7 +221,7 @@ def _least_absolute(groups: dict[float, list[float]], steepest: float) -> list[f
             near = [1.0 / max(_SOFT, abs(y - value)) for y in group]
             weights.append(math.fsum(near))
             means.append(math.fsum(w * y for w, y in zip(near, group, strict=True)) / weights[-1])
-        before, values = values, shape_of("concave", levels, weights, steepest).fit(means)
+        before, values = values, Concave(levels, weights, steepest).fit(means)
         if max(abs(a - b) for a, b in zip(before, values, strict=True)) < _SOFT / 10:
             break
     return values

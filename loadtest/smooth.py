@@ -3,15 +3,14 @@
 Pure. Both axes are logarithms: x of concurrency, y of a speed (tokens/s, or 1 / seconds). The law
 of this file is the shape that the curve is given, and where that shape comes from:
 
-* `concave` with slopes of at most `steepest`. A step of n requests takes about a + b n seconds, so
+* Concave, with slopes of at most `steepest`. A step of n requests takes about a + b n seconds, so
   throughput n / (a + b n) rises in proportion to n while the step is bound by memory, then less
   and less, and falls in overload: its elasticity (the slope here) starts at 1 at most and only
   goes down. The same holds for 1 / (time per token), whose slope is smaller by one (Little's law),
   and, more roughly, for 1 / (time to the first token). It rises, bends and may fall, so it is not
   assumed to be monotone.
-* `rising time`, used only where the data clearly refuse the first (a collapse into a plateau, a
-  step in the middle): all that is left is that more requests do not make a request faster, that is
-  slopes of at most `steepest` (isotonic regression of the time of a request).
+* What holds even where a server is not like that (`robust.py` lets single levels deviate): more
+  requests do not make a request faster, that is, slopes are at most `steepest` (`no_faster`).
 
 The fit is weighted least squares under the shape, exact: the curve is a constant minus hinges with
 non-negative weights, which is a non-negative least-squares problem (Lawson and Hanson 1974, chapter
@@ -23,22 +22,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Final, Literal, Protocol
+from typing import Final
 
-Kind = Literal["concave", "rising time"]
 _TINY: Final = 1e-10
-
-
-class Shape(Protocol):
-    """A fit of given levels: values in, smoothed values out."""
-
-    def fit(self, values: Sequence[float]) -> list[float]:
-        """The closest values of this shape."""
-        ...
-
-    def freedom(self, fitted: Sequence[float]) -> int:
-        """Degrees of freedom that a fit has used: independent pieces, at least one."""
-        ...
 
 
 class Concave:
@@ -201,29 +187,13 @@ class _Load:
         self.tolerance = _TINY * (1.0 + sum(map(abs, pulls)))
 
 
-class RisingTime:
-    """Slopes of at most `steepest` and nothing else."""
-
-    def __init__(self, levels: Sequence[float], weights: Sequence[float], steepest: float) -> None:
-        """Prepare nothing: pooling is linear in the number of levels."""
-        self._levels, self._weights, self._steepest = list(levels), list(weights), steepest
-
-    def fit(self, values: Sequence[float]) -> list[float]:
-        """Pool adjacent violators on the time of a request."""
-        times = [self._steepest * x - y for x, y in zip(self._levels, values, strict=True)]
-        pooled = rising(times, self._weights)
-        return [self._steepest * x - time for x, time in zip(self._levels, pooled, strict=True)]
-
-    def freedom(self, fitted: Sequence[float]) -> int:
-        """One for each pool."""
-        return 1 + sum(self._steepest - slope > 1e-9 for slope in _slopes(self._levels, fitted))
-
-
-def shape_of(
-    kind: Kind, levels: Sequence[float], weights: Sequence[float], steepest: float
-) -> Shape:
-    """The fit of this kind."""
-    return (Concave if kind == "concave" else RisingTime)(levels, weights, steepest)
+def no_faster(
+    levels: Sequence[float], values: Sequence[float], weights: Sequence[float], steepest: float
+) -> list[float]:
+    """The closest values with slopes of at most `steepest` (pooling the time of a request)."""
+    times = [steepest * x - y for x, y in zip(levels, values, strict=True)]
+    pooled = rising(times, weights)
+    return [steepest * x - time for x, time in zip(levels, pooled, strict=True)]
 
 
 def rising(values: Sequence[float], weights: Sequence[float]) -> list[float]:

@@ -101,8 +101,11 @@ def _curve(role: Role, curve: Curve) -> Iterator[str]:
             f"outlier, left out: {role} at {level:g} requests: {speed:.0f} tok/s"
             f" where the curve has {curve.tokens_per_second(level):.0f}{once}"
         )
-    if curve.shape == "rising time":
-        yield f"the {role} curve does not bend one way: fitted without that"
+    if curve.deviation is not None:
+        yield (
+            f"single levels of the {role} curve deviate from a smooth one by about"
+            f" {curve.deviation:.0%}, more than noise explains: the curve follows them"
+        )
 
 
 def top_level(calibration: Calibration) -> float | None:

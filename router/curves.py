@@ -50,7 +50,7 @@ class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
     points: tuple[Point, ...]
     noise: float | None = None  # relative, of one measurement
-    shape: str | None = None  # what the smoothing took for granted
+    deviation: float | None = None  # relative, of single levels from the smooth curve
     cap: int | None = None  # the server's effective max_running_requests
     left_out: tuple[tuple[float, float], ...] = ()  # concurrency, tokens/s: outliers
 

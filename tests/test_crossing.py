@@ -62,9 +62,10 @@ def test_the_gap_between_two_levels_widens_the_interval() -> None:
 
 def test_ahead_again_is_said() -> None:
     """A server that wins, loses and wins again has one cut, and the second lead is not hidden."""
+    passes = 3  # so that the dent is the server's and not noise
     found = crossing(
-        ((1, 200), (2, 390), (4, 700), (16, 900), (64, 1500), (256, 3000)),
-        ((1, 100), (2, 199), (4, 395), (16, 1500), (64, 1500), (256, 1500)),
+        ((1, 200), (2, 390), (4, 700), (16, 900), (64, 1500), (256, 3000)) * passes,
+        ((1, 100), (2, 199), (4, 395), (16, 1500), (64, 1500), (256, 1500)) * passes,
     )
     assert 4 < found.cut < 16
     assert found.again == pytest.approx(64, rel=0.5)

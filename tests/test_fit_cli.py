@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from loadtest.__main__ import main
+from loadtest.record import RequestRecord, write_records
 from loadtest.summary import describe
 from router.calibration import parse_calibration
+from router.load import Role
 
 DATA = Path(__file__).parent / "data"
 SWEEPS = DATA / "sweeps"
@@ -107,6 +109,29 @@ def test_one_file_a_level(tmp_path: Path) -> None:
     assert found.curves is not None
     assert [p.concurrency for p in found.curves.speculative.points] == [2, 8, 32]
     assert "nothing was measured below 2 requests" in found.notes
+
+
+def test_one_file_of_records_for_both_servers(tmp_path: Path) -> None:
+    """Records of a sweep over both servers can be given twice: each role takes its own."""
+    rows = [
+        RequestRecord(
+            id=f"{role}-{level}-{i}", run="a", level=level, backend=role, started=i * 1.0,
+            first_chunk=i + 0.1, ended=i + 1.0, output_tokens=tokens,
+        )
+        for role, tokens in ((Role.SPECULATIVE, 30), (Role.BASELINE, 20))
+        for level in (1, 4, 8)
+        for i in range(20)
+        for _ in range(level)
+    ]  # fmt: skip
+    write_records(tmp_path / "run.jsonl", rows)
+    code, out = run_fit(tmp_path, [tmp_path / "run.jsonl"], [tmp_path / "run.jsonl"])
+    assert code == 0
+    found = parse_calibration(out.read_bytes())
+    assert found.verdict == "always"
+    assert found.conditions["baseline.measurements"] == "3"
+    assert found.curves is not None
+    assert found.curves.baseline.tokens_per_second(4) == pytest.approx(80, rel=0.1)
+    assert found.curves.speculative.tokens_per_second(4) == pytest.approx(120, rel=0.1)
 
 
 @pytest.mark.parametrize(

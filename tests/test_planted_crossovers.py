@@ -15,7 +15,7 @@ from tests.planted_sweeps import PLANTED, draw
 
 SWEEPS = 100
 CLEAR = ("never", "always", "early", "middle", "late", "noisy")
-REPLICATES = (100, 200)  # fewer than in use, for time; the interval needs more than a share
+REPLICATES = (60, 120)  # fewer than in use, for time; the interval needs more than a share
 CROSSING = ("early", "middle", "late", "noisy")
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtest.smooth import Concave, Kind, RisingTime, rising, shape_of
+from loadtest.smooth import Concave, no_faster, rising
 
 values = st.floats(-4, 4, allow_subnormal=False)
 
@@ -76,14 +76,14 @@ def test_no_other_concave_curve_is_closer(
         assert error(weights, fitted, measured) <= error(weights, moved, measured) + 1e-7
 
 
-@given(problems(), st.sampled_from(["concave", "rising time"]), values)
+@given(problems(), values)
 @settings(deadline=None)
 def test_a_fit_moves_with_its_values_and_keeps_what_fits(
-    problem: tuple[list[float], list[float], list[float]], kind: Kind, lift: float
+    problem: tuple[list[float], list[float], list[float]], lift: float
 ) -> None:
     """Another unit shifts the fit and changes nothing else; a fit of a fit is the fit."""
     levels, weights, measured = problem
-    shape = shape_of(kind, levels, weights, 1.0)
+    shape = Concave(levels, weights, 1.0)
     fitted = shape.fit(measured)
     assert shape.fit([y + lift for y in measured]) == pytest.approx(
         [y + lift for y in fitted], abs=1e-6
@@ -113,10 +113,11 @@ def test_a_fit_does_not_depend_on_the_one_before(
 def test_more_requests_never_make_a_request_faster(
     problem: tuple[list[float], list[float], list[float]],
 ) -> None:
-    """Under the weaker shape the time of a request does not fall, and the slope stays below one."""
+    """Pooled, no slope is above the bound, and what was within it stays as it is."""
     levels, weights, measured = problem
-    fitted = RisingTime(levels, weights, 1.0).fit(measured)
+    fitted = no_faster(levels, measured, weights, 1.0)
     assert all(slope <= 1.0 + 1e-6 for slope in slopes(levels, fitted))
+    assert no_faster(levels, fitted, weights, 1.0) == pytest.approx(fitted, abs=1e-9)
 
 
 @given(st.lists(st.tuples(values, st.floats(0.1, 5)), min_size=1, max_size=12))
