@@ -73,8 +73,8 @@ class Rules(msgspec.Struct, frozen=True):
     first_byte_timeout: float = 900.0
     idle_timeout: float = 300.0
     write_timeout: float = 60.0
-    # An answer of known length up to this is sent when it is whole, so that one cut short can
-    # still become a 502. Longer ones, and streams, are relayed as they come.
+    # An answer of known length, or of JSON, up to this is sent when it is whole, so that one cut
+    # short can still become a 502. Longer ones, and streams, are relayed as they come.
     hold_bytes: int = 262_144
 
 

@@ -4,7 +4,7 @@ Events come in as method calls, actions go out as values (`router.actions`); tim
 All rules of replay, peeking, holding, back-pressure and outcome are in this file, and it asks
 nothing about sockets.
 
-    DECIDING -> CONNECTING -> WAITING -> HOLDING  -> DONE    an answer of known, small length
+    DECIDING -> CONNECTING -> WAITING -> HOLDING  -> DONE    a small answer: of known length, or JSON
                                       -> PEEKING  -> ...     a stream, until its first event
                                       -> RELAYING -> DONE    everything else, and what was held
                                                              longer than it may be
@@ -123,7 +123,11 @@ class Exchange(ExchangeCore):
             if head.status == 200:
                 self.state = PEEKING
                 return NOTHING
-        if head.framing == "length" and head.length <= self._shared.rules.hold_bytes:
+        if head.framing == "length":
+            hold = head.length <= self._shared.rules.hold_bytes
+        else:  # one JSON object, unless it was asked for in pieces
+            hold = not self.request.info.stream and head.is_json
+        if hold:
             self.state = HOLDING
             return NOTHING
         return self._commit()

@@ -48,6 +48,14 @@ class ResponseHead(msgspec.Struct, frozen=True, gc=False):
         """Whether a header is there."""
         return any(key == name for key, _ in self.headers)
 
+    @property
+    def is_json(self) -> bool:
+        """Whether the body is one JSON value, and no stream of them."""
+        return any(
+            key == b"content-type" and value[:16].lower() == b"application/json"
+            for key, value in self.headers
+        )
+
 
 class _Line(msgspec.Struct, frozen=True, gc=False):
     """One header line that was read and found sound."""

@@ -4,8 +4,11 @@
 
 `answer(call)` is awaited for each request that arrived whole; `call` sends bytes and ends the
 connection. What the router asks by itself (`/ready`, `/health`, `/v1/loads`, `/server_info`,
-`/metrics`) is answered apart and not counted. The backend records every other request as raw bytes, how many there are under way, and
-whether the peer closed first.
+`/metrics`) is answered apart and not counted, unless `backend.probe` says what it gets or
+`probes=False` makes these requests like any other. The backend records every other request as raw
+bytes with the moment of its arrival, how many there are under way, and when and how (FIN or RST)
+the peer closed first. Connections may be limited in idle seconds and in requests, the backend may
+leave its port and come back (`leave`, `come_back`), and `full_backlog` is one that never accepts.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import contextlib
 import socket
 import struct
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 OK = b'{"id":"1","object":"chat.completion","choices":[],"usage":{"prompt_tokens":3,"total_tokens":5,"completion_tokens":2}}'
 STREAM_HEAD = (
@@ -57,6 +60,9 @@ class Call:
         self.reused = reused  # requests that this connection served before
         self.arrived = time.monotonic()
         self.peer_closed = asyncio.Event()
+        self.closed_at: float | None = None  # monotonic seconds, when the peer closed first
+        self.closed_by: str | None = None  # "fin" or "rst"
+        self.taken = 0  # bytes of a flood that the socket took
         self._writer = writer
 
     @property
@@ -75,6 +81,18 @@ class Call:
         """Send bytes now."""
         self._writer.write(data)
         await self._writer.drain()
+
+    async def cut(self, data: bytes, size: int, pause_s: float = 0.0) -> None:
+        """Send in segments of so many bytes, with a pause after each (TCP_NODELAY is on)."""
+        for at in range(0, len(data), size):
+            await self.send(data[at : at + size])
+            await asyncio.sleep(pause_s)
+
+    async def flood(self, total: int, piece: bytes) -> None:
+        """Send `piece` again and again until `total` bytes were taken; `taken` says how many."""
+        while self.taken < total:
+            await self.send(piece)
+            self.taken += len(piece)
 
     def close(self) -> None:
         """End the connection with FIN."""
@@ -106,13 +124,34 @@ class ScriptedBackend:
         self.in_flight = 0
         self.connections = 0
         self.ready = True
+        self.probe: Callable[[bytes], Awaitable[bytes]] | None = None  # path to whole answer
+        self.keep_alive_s: float | None = None  # seconds that an idle connection is kept
+        self.most_requests: int | None = None  # per connection
+        self.watch_s = 0.001  # how often each call looks whether its peer closed
         self.port = 0
+        self._host = "127.0.0.1"
+        self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def url(self) -> str:
         """The base URL."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{self.port}"
+
+    async def listen(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        """Take a port: any free one, or this one."""
+        self._server = await asyncio.start_server(self.serve, host, port, backlog=1024)
+        self._host, self.port = host, self._server.sockets[0].getsockname()[1]
+
+    async def leave(self) -> None:
+        """Listen no longer, and end every connection, as a server that stops does."""
+        if self._server is not None:
+            self._server.close()
+        await self.close()
+
+    async def come_back(self) -> None:
+        """Listen on the port that was left."""
+        await self.listen(self._host, self.port)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, request after request."""
@@ -123,15 +162,20 @@ class ScriptedBackend:
         self.connections += 1
         try:
             while not writer.is_closing():
-                head = await reader.readuntil(b"\r\n\r\n")
+                async with asyncio.timeout(self.keep_alive_s if served else None):
+                    head = await reader.readuntil(b"\r\n\r\n")
                 call = Call(head, b"", writer, served)
-                call.body = await reader.readexactly(int(call.headers.get(b"content-length", 0)))
-                if call.path.partition(b"?")[0] in self._apart:
-                    await call.send(self._probe(call.path))
+                call.body = await _read_body(call, reader)
+                path = call.path.partition(b"?")[0]
+                if path in self._apart:
+                    asked = self.probe
+                    await call.send(self._probe(path) if asked is None else await asked(path))
                     continue
                 await self._answer(call, reader)
                 served += 1
-        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+                if served == self.most_requests:
+                    break
+        except (asyncio.IncompleteReadError, OSError, asyncio.CancelledError):
             pass  # cancelled: the test is over, and asyncio would log the task's end
         finally:
             self.connections -= 1
@@ -160,7 +204,9 @@ class ScriptedBackend:
     async def _watch(self, call: Call, reader: asyncio.StreamReader) -> None:
         """See the peer's close while a request is being answered."""
         while not reader.at_eof() and reader.exception() is None:
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(self.watch_s)
+        call.closed_at = time.monotonic()
+        call.closed_by = "fin" if reader.exception() is None else "rst"
         call.peer_closed.set()
 
     async def close(self) -> None:
@@ -170,16 +216,42 @@ class ScriptedBackend:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
+async def _read_body(call: Call, reader: asyncio.StreamReader) -> bytes:
+    """The body, however it is framed; without the framing."""
+    if call.headers.get(b"transfer-encoding") != b"chunked":
+        return await reader.readexactly(int(call.headers.get(b"content-length", 0)))
+    body = b""
+    while size := int((await reader.readuntil(b"\r\n")).partition(b";")[0], 16):
+        body += (await reader.readexactly(size + 2))[:-2]
+    while await reader.readuntil(b"\r\n") != b"\r\n":
+        pass  # trailers
+    return body
+
+
 @contextlib.asynccontextmanager
 async def scripted_backend(
-    answer: Answer = answer_ok, *, probes: bool = True
+    answer: Answer = answer_ok, *, host: str = "127.0.0.1", port: int = 0, probes: bool = True
 ) -> AsyncIterator[ScriptedBackend]:
     """A scripted backend for as long as the block runs."""
     backend = ScriptedBackend(answer, probes=probes)
-    server = await asyncio.start_server(backend.serve, "127.0.0.1", 0, backlog=1024)
-    backend.port = server.sockets[0].getsockname()[1]
+    await backend.listen(host, port)
     try:
         yield backend
     finally:
-        server.close()
-        await backend.close()
+        await backend.leave()
+
+
+@contextlib.contextmanager
+def full_backlog(port: int = 0) -> Iterator[int]:
+    """The port of a listener that answers no SYN any more: nobody accepts, and its queue is full."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        listener.listen(0)
+        for _ in range(4):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                filler.connect(listener.getsockname())
+        yield listener.getsockname()[1]

@@ -87,6 +87,7 @@ class Shell:
         rules: Rules | None = None,
         share: float = 0.2,
         usable: tuple[Role, ...] = (SPEC, BASE),
+        stream: bool = False,
     ) -> None:
         if shared is None:
             shared, _ = make_shared(rules=rules, share=share)
@@ -95,7 +96,7 @@ class Shell:
         self.tracker = shared.tracker
         for role in Role:
             self.tracker.set_usable(role, usable=role in usable)
-        info = RequestInfo(pinned=pinned)
+        info = RequestInfo(pinned=pinned, stream=stream)
         self.exchange = Exchange(
             make_request(info=info, http10=http10, keep_alive=keep_alive), shared
         )
@@ -1100,7 +1101,7 @@ def test_no_error_event_to_a_client_that_does_not_read() -> None:
 def test_a_plain_chunked_answer_lost_in_the_middle() -> None:
     """What is no stream of events gets no event, only the break."""
     shell = Shell().go()
-    shell.begin(make_head(200, "chunked", "application/json"))
+    shell.begin(make_head(200, "chunked", "application/x-ndjson"))
     shell.body(b'{"a"')
     shell.lost(answered=True)
     read = shell.read()
@@ -1110,6 +1111,20 @@ def test_a_plain_chunked_answer_lost_in_the_middle() -> None:
 
 
 # --------------------------------------------------------------------------- what is held
+
+
+@pytest.mark.parametrize("framing", ["chunked", "close"])
+def test_json_of_unknown_length_is_held(framing: str) -> None:
+    """One JSON object is held whatever its framing, unless it was asked for in pieces."""
+    shell = Shell().go()
+    shell.begin(make_head(200, framing, "application/json; charset=utf-8"))
+    shell.body(b'{"a"')
+    assert shell.wire == b""
+    shell.lost(answered=True)
+    assert shell.read().status == 502
+    shell = Shell(stream=True).go()
+    shell.begin(make_head(200, framing, "application/json"))
+    assert shell.exchange.state is State.RELAYING
 
 
 @pytest.mark.parametrize("invalid", [False, True])
