@@ -78,8 +78,11 @@ class Call:
         return {name.lower(): value.strip() for name, _, value in pairs}
 
     async def send(self, data: bytes) -> None:
-        """Send bytes now."""
-        self._writer.write(data)
+        """Send bytes now. Raises ConnectionError when the peer is gone."""
+        try:
+            self._writer.write(data)
+        except RuntimeError as error:  # how uvloop says that the transport is closed
+            raise ConnectionResetError(str(error)) from error
         await self._writer.drain()
 
     async def cut(self, data: bytes, size: int, pause_s: float = 0.0) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from router.config import Settings, load_settings
 from router.load import Role
 from router.metrics import Outcome, Retry
 from router.policy import FixedPolicy
@@ -125,6 +126,14 @@ async def pair(answer: Answer = answer_ok, **settings: Any) -> AsyncIterator[Pai
         found = Pair(stack, spec, base)
         yield found
         await found.quiet()
+        # Both listeners end at once: one after the other takes twice as long, 45 times.
+        stack.router._public.should_exit = stack.router._admin.should_exit = True
+
+
+def defaults() -> Settings:
+    """The settings of somebody who sets nothing but the pair and the line."""
+    flags = {"speculative": "http://127.0.0.1:1", "baseline": "http://127.0.0.1:2", "threshold": 8}
+    return load_settings(flags, environ={})
 
 
 def open_files() -> int:
