@@ -114,6 +114,7 @@ class Router:
         admin = create_admin_app(self.relay, pair=self._watchers.pair.state)
         self._admin = self._listener(admin, OrdinaryProtocol, tls=False)
         self.relay.connections = self._public.server_state.connections  # type: ignore[assignment]
+        self.relay.files.limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self.relay.admin_connections = self._admin.server_state.connections  # type: ignore[assignment]
         self._tasks: list[asyncio.Task[None]] = []
         self._public_task: asyncio.Task[None] | None = None

@@ -170,7 +170,8 @@ class Limits(Group):
     max_url_bytes: Size = 8 * KIB
     """The longest request target; a longer one is refused. Example: 4KiB"""
     max_connections: Count = 8192
-    """Client connections, idle ones included; more are turned away. Example: 20000"""
+    """Client connections, idle ones included; more are turned away, and so are those that the \
+system's limit on open files leaves no room for. Example: 20000"""
 
 
 class Timeouts(Group):

@@ -228,6 +228,8 @@ class Driver:
             idle = pool.take(self.now)
         if idle is not None:
             self._send(pool, idle, reused=True)
+        elif not self._relay.files.may_connect():
+            self._run(self.exchange.no_means(self.now))
         else:
             self._connecting = asyncio.get_running_loop().create_task(self._connect(pool))
 

@@ -68,7 +68,10 @@ class RelayProtocol(ReceivingProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the transport, or turn the client away."""
         super().connection_made(transport)
-        if len(self.connections) > self.relay.settings.max_connections:
+        if (
+            len(self.connections) > self.relay.settings.max_connections
+            or not self.relay.files.may_accept()
+        ):
             self._answer(errors.TOO_MANY_CONNECTIONS)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -42,6 +42,7 @@ class BackendPool:
         self.connect_timeout = connect_timeout
         self.idle: list[BackendConnection] = []
         self.open: set[BackendConnection] = set()
+        self.connecting = 0
         self._key = f"authorization: Bearer {key}\r\n".encode() if key else b""
         self._tls = (
             tls if tls is not None or url.scheme != "https" else ssl.create_default_context()
@@ -85,6 +86,7 @@ class BackendPool:
         """
         connection = BackendConnection(self)
         loop = asyncio.get_running_loop()
+        self.connecting += 1
         try:
             async with asyncio.timeout(self.connect_timeout):
                 await loop.create_connection(
@@ -96,6 +98,8 @@ class BackendPool:
             connection.drop()
             self.forget(connection)
             raise
+        finally:
+            self.connecting -= 1
         return connection
 
     def forget(self, connection: BackendConnection) -> None:

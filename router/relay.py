@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from router import errors
 from router.actions import Request, RetryBudget, Rules, Shared
 from router.errors import ErrorAnswer
+from router.files import FileBudget
 from router.guard import pinned_role
 from router.incoming import HeadLimits
 from router.known_heads import KnownRequests
@@ -104,6 +105,7 @@ class Relay:
         # uvicorn's own sets, once it listens
         self.connections: set[RelayProtocol] = set()
         self.admin_connections: set[RelayProtocol] = set()
+        self.files = FileBudget(self)
         self._waiting: deque[Driver] = deque()
         self._letting_in = False
         self._origins = frozenset(origin.encode() for origin in settings.cors_origin)
@@ -159,8 +161,7 @@ class Relay:
         """The request to relay, or what is wrong with it."""
         route, facts = incoming.route, incoming.facts
         if route is None:
-            msg = "only routes are relayed"
-            raise ValueError(msg)
+            raise ValueError("only routes are relayed")
         pinned = None
         if facts.pinned is not None and self.settings.allow_pinning:
             pinned = pinned_role(facts.pinned)

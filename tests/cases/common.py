@@ -108,7 +108,13 @@ class Pair:
         """Nothing is counted any more, neither here nor in the backends."""
         await until(lambda: self.stack.in_flight() == (0, 0))
         await until(lambda: self.spec.in_flight == 0 == self.base.in_flight)
-        assert (self.relay.waiting, self.relay.buffered) == (0, 0)
+        await until(lambda: (self.relay.waiting, self.relay.buffered) == (0, 0))
+
+    async def over(self) -> None:
+        """Nothing is left; the listeners may go, both at once: in turn takes twice as long."""
+        await self.quiet()
+        router = self.stack.router
+        router._public.should_exit = router._admin.should_exit = True
 
 
 @contextlib.asynccontextmanager
@@ -125,9 +131,7 @@ async def pair(answer: Answer = answer_ok, **settings: Any) -> AsyncIterator[Pai
     ):
         found = Pair(stack, spec, base)
         yield found
-        await found.quiet()
-        # Both listeners end at once: one after the other takes twice as long, 45 times.
-        stack.router._public.should_exit = stack.router._admin.should_exit = True
+        await found.over()
 
 
 def defaults() -> Settings:

@@ -451,8 +451,7 @@ def test_L9_failing_fast_does_not_attract_the_load(policy: str) -> None:
                     assert time.monotonic() - healed < 3.0
                 await until(
                     lambda: (
-                        both.relay.health.status(Role.SPECULATIVE).breaker
-                        is BreakerState.CLOSED
+                        both.relay.health.status(Role.SPECULATIVE).breaker is BreakerState.CLOSED
                     )
                 )
 
