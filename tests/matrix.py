@@ -70,7 +70,7 @@ class Peer:
     def version(self) -> str:
         """Its name and version, as it says itself."""
         if self.name == "crossover":
-            return f"Crossover {__version__}"
+            return f"Crossover {__version__}".removesuffix(" 0+unknown")  # not installed
         flag = "-v" if self.name == "nginx" else "--version"
         found = subprocess.run(
             [self.program or "", flag], capture_output=True, text=True, check=True
@@ -149,7 +149,7 @@ async def verdict(peer: Peer, trial: Trial) -> str | None:
             async with asyncio.timeout(100):
                 await trial(bench)
         except AssertionError as error:
-            return str(error).splitlines()[0] or "it does not hold"
+            return (str(error).splitlines() or ["it does not hold"])[0]
         except (OSError, TimeoutError, ValueError, LookupError) as error:
             return f"{type(error).__name__}: {error}"
     return None

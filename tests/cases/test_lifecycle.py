@@ -769,7 +769,10 @@ def test_D19_an_early_refusal_is_read_during_an_upload(chunks: bool) -> None:
         whole = post(
             sent if chunks else data, CHAT, (f"authorization: Bearer {key}",), framing=framing
         )
-        await client.send(whole)
+        half = len(whole) // 2
+        await client.send(whole[:half])
+        await asyncio.sleep(0.4)  # longer than a sweep: what is refused may not be cut off yet
+        await client.send(whole[half:])
         reply = await client.reply()
         client.close()
         assert not reply.reset

@@ -271,7 +271,7 @@ def test_S6_events_in_any_spelling_and_cut_pass_unchanged() -> None:
                         await call.send(STREAM_HEAD)
                         for cut in cuts:
                             await call.send(chunk(cut))
-                            await asyncio.sleep(0)
+                            await asyncio.sleep(0.001 * (len(cuts) > 3))  # else they come as one
                         await call.send(END)
 
                     counted = both.relay.metrics.backends[role]
