@@ -202,8 +202,7 @@ class BackendConnection(asyncio.Protocol):
             data = self._buffer + data
         end = data.find(b"\r\n\r\n")
         if end > MAX_HEAD or (end < 0 and len(data) > MAX_HEAD):
-            msg = "head too large"
-            raise FramingError(msg)
+            raise FramingError("head too large")
         if end < 0:
             self._buffer = data
             return
@@ -211,8 +210,7 @@ class BackendConnection(asyncio.Protocol):
         head = self.pool.known_answers.read(data, end)
         while head.status < 200:  # interim answers are not relayed (RFC 9110 section 15.2)
             if head.status == 101:
-                msg = "nobody asked for another protocol"
-                raise FramingError(msg)
+                raise FramingError("nobody asked for another protocol")
             start = end + 4
             end = data.find(b"\r\n\r\n", start)
             if end < 0:

@@ -176,8 +176,7 @@ class Exchange(ExchangeCore):
         """
         flow = self.flow
         if flow is None:
-            msg = f"nothing is relayed in state {self.state}"
-            raise RuntimeError(msg)
+            raise RuntimeError(f"nothing is relayed in state {self.state}")
         flow.count(now, count, len(payload))
         flow.look(payload)
         if not self.answer.chunked:

@@ -91,8 +91,7 @@ class ExchangeCore:
     @property
     def _role(self) -> Role:
         if self._lease is None:
-            msg = f"no lease in state {self.state}"
-            raise RuntimeError(msg)
+            raise RuntimeError(f"no lease in state {self.state}")
         return self._lease.role
 
     # ------------------------------------------------------------------ replays
@@ -125,8 +124,7 @@ class ExchangeCore:
         """To the other backend; its lease is taken before the old one is released."""
         old = self._lease
         if old is None:
-            msg = f"no lease in state {self.state}"
-            raise RuntimeError(msg)
+            raise RuntimeError(f"no lease in state {self.state}")
         tracker = self._shared.tracker
         role = old.role.other
         look = tracker.snapshot(now)
@@ -147,8 +145,7 @@ class ExchangeCore:
     def _replay_refusal(self, spare: Do, now: float) -> Actions:
         """Rule (c): the refusal is whole; keep it and ask the other backend."""
         if self.decision is None or self.head is None:
-            msg = "a refusal needs a head"
-            raise RuntimeError(msg)
+            raise RuntimeError("a refusal needs a head")
         self._refusal = Refusal(self.decision, self.head, b"".join(self._held))
         self._held, self._held_size = [], 0
         self._refused = self._pressed = False
@@ -159,8 +156,7 @@ class ExchangeCore:
         """The other backend did no better: the first refusal, unchanged."""
         refusal = self._refusal
         if refusal is None:
-            msg = "no refusal is kept"
-            raise RuntimeError(msg)
+            raise RuntimeError("no refusal is kept")
         self.decision = refusal.decision
         self.answer.explain(refusal.decision)
         self.head, self._held = refusal.head, [refusal.body]
@@ -204,8 +200,7 @@ class ExchangeCore:
     def _take_held(self) -> bytes:
         """The head and the held part of the body, as they go out."""
         if self.head is None:
-            msg = "no head to give"
-            raise RuntimeError(msg)
+            raise RuntimeError("no head to give")
         shared = self._shared
         out = self.answer.begin(self.head, shared.common, draining=shared.draining)
         if self._held:

@@ -81,11 +81,9 @@ def _read_line(line: bytes) -> _Line:
     """Read one header line. Raises FramingError."""
     name, colon, value = line.partition(b":")
     if not colon or not name or name.translate(None, _TOKEN):
-        msg = "bad header line"
-        raise FramingError(msg)
+        raise FramingError("bad header line")
     if len(value.translate(None, _BARE)) != len(value):
-        msg = "control character, bare CR or bare LF in the head"
-        raise FramingError(msg)
+        raise FramingError("control character, bare CR or bare LF in the head")
     name, value = name.lower(), value.strip(b" \t")
     found = _understand(name, value)
     if len(line) <= MEMORABLE:
@@ -100,13 +98,11 @@ def _understand(name: bytes, value: bytes) -> _Line:
     header = (name, value)
     if name == b"content-length":
         if not value.isdigit() or len(value) > 18:
-            msg = "bad Content-Length"
-            raise FramingError(msg)
+            raise FramingError("bad Content-Length")
         return _Line(header, plain=False, length=int(value))
     if name == b"transfer-encoding":
         if value.lower() != b"chunked":
-            msg = "unknown Transfer-Encoding"
-            raise FramingError(msg)
+            raise FramingError("unknown Transfer-Encoding")
         return _Line(header, plain=False, chunked=True)
     if name == b"content-type" and value[:17].lower() == b"text/event-stream":
         return _Line(header, plain=False, event_stream=True)
@@ -122,8 +118,7 @@ def _read_status(line: bytes) -> tuple[bool, int, bytes]:
     """Whether it is HTTP/1.1, the status and its phrase. Raises FramingError."""
     match = _STATUS.fullmatch(line)
     if match is None:
-        msg = "bad status line"
-        raise FramingError(msg)
+        raise FramingError("bad status line")
     found = (match[1] == b"1", int(match[2]), match[3] or b"")
     if len(_status_lines) >= REMEMBERED:
         _status_lines.clear()
@@ -145,8 +140,7 @@ def parse_head(block: bytes, *, head_request: bool = False) -> ResponseHead:
         if line.plain:
             continue
         if (line.length is not None and length is not None) or (line.chunked and chunked):
-            msg = "repeated Content-Length or Transfer-Encoding"
-            raise FramingError(msg)
+            raise FramingError("repeated Content-Length or Transfer-Encoding")
         if line.length is not None:
             length = line.length
         chunked = chunked or line.chunked
@@ -156,8 +150,7 @@ def parse_head(block: bytes, *, head_request: bool = False) -> ResponseHead:
             tokens |= line.connection
     # RFC 9112 section 6.3, with what is ambiguous refused.
     if chunked and (length is not None or not modern):
-        msg = "Transfer-Encoding beside Content-Length or in HTTP/1.0"
-        raise FramingError(msg)
+        raise FramingError("Transfer-Encoding beside Content-Length or in HTTP/1.0")
     keep_alive = b"close" not in tokens and (modern or b"keep-alive" in tokens)
     framing: Literal["none", "length", "chunked", "close"] = "close"
     if head_request or status < 200 or status in {204, 304}:
@@ -225,8 +218,7 @@ class ChunkedReader:
                     self._keep_line(data[at:])
                     return payloads
                 if match.end() - at > _MAX_LINE:
-                    msg = "chunk size line too long"
-                    raise FramingError(msg)
+                    raise FramingError("chunk size line too long")
             size, start = int(match[1], 16), match.end()
             if size == 0:
                 self._trailers = True
@@ -239,12 +231,10 @@ class ChunkedReader:
                 if start < len(data):
                     payloads.append(data[start:end])
                 if end < len(data) and data[end:] != b"\r":
-                    msg = "chunk does not end in CRLF"
-                    raise FramingError(msg)
+                    raise FramingError("chunk does not end in CRLF")
                 return payloads
             if data[end : end + 2] != b"\r\n":
-                msg = "chunk does not end in CRLF"
-                raise FramingError(msg)
+                raise FramingError("chunk does not end in CRLF")
             payloads.append(data[start:end])
             at = end + 2
         if self._trailers:
@@ -259,16 +249,14 @@ class ChunkedReader:
             payloads.append(data[:payload])
         ending = data[payload:take]
         if ending and ending != b"\r\n"[2 - (self._left - payload) :][: len(ending)]:
-            msg = "chunk does not end in CRLF"
-            raise FramingError(msg)
+            raise FramingError("chunk does not end in CRLF")
         self._left -= take
         return take
 
     def _keep_line(self, line: bytes) -> None:
         """Keep the beginning of a size line; refuse what can never become one."""
         if len(line) >= _MAX_LINE or not _could_be_size(line):
-            msg = "bad chunk size line"
-            raise FramingError(msg)
+            raise FramingError("bad chunk size line")
         self._line = line
 
     def _skip_trailers(self, data: bytes, at: int) -> None:
@@ -277,8 +265,7 @@ class ChunkedReader:
             end = data.find(b"\r\n", at)
             if end < 0:
                 if len(data) - at >= _MAX_LINE:
-                    msg = "trailer line too long"
-                    raise FramingError(msg)
+                    raise FramingError("trailer line too long")
                 self._line = data[at:]
                 self.plain = False
                 return
@@ -288,8 +275,7 @@ class ChunkedReader:
                 return
             line = data[at:end]
             if len(line) + 2 > _MAX_LINE or b"\n" in line or b"\r" in line:
-                msg = "bad trailer line"
-                raise FramingError(msg)
+                raise FramingError("bad trailer line")
             self.plain = False
             at = end + 2
 
