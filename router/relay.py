@@ -98,8 +98,7 @@ class Relay:
         )
         self.known_requests = KnownRequests()
         self.buffered = 0  # bytes of request bodies held
-        self.max_body = settings.max_body
-        self.max_buffered = settings.max_buffered
+        self.max_body, self.max_buffered = settings.max_body, settings.max_buffered
         self._max_in_flight = settings.max_in_flight
         self.started_at = clock()
         # uvicorn's own sets, once it listens

@@ -95,7 +95,7 @@ def test_D7_connects_that_are_given_up_cost_no_slot() -> None:
                 assert time.monotonic() - began < 1.0
                 assert both.count(Outcome.CLIENT_GONE) == 960
                 await until(lambda: not both.relay.connections)
-                await settles(open_files, before + 4)
+                await settles(open_files, before + 8)
                 assert both.relay.pools[Role.SPECULATIVE].open == set()
 
     run(work, 30)
@@ -554,7 +554,7 @@ def test_D4_clients_that_leave_as_the_head_comes_leak_nothing() -> None:
             await both.quiet()
             await until(lambda: not both.relay.connections)
             assert both.count(Outcome.CLIENT_GONE) + both.count(Outcome.BACKEND_LOST) > 100
-            await settles(open_files, before + 4)
+            await settles(open_files, before + 8)
 
     run(work, 30)
 
@@ -589,7 +589,7 @@ def test_D5_cleaning_up_hangs_on_no_task_of_the_answer() -> None:
             await both.quiet()
             gone, lost = both.count(Outcome.CLIENT_GONE), both.count(Outcome.BACKEND_LOST)
             assert (gone, lost) == (150, 150)
-            await settles(open_files, before + 4)
+            await settles(open_files, before + 8)
 
     run(work, 30)
 
