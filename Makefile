@@ -47,6 +47,10 @@ check: $(STAMP) ## Lint, format and types
 bench: $(STAMP) ## What the relay costs per request and per chunk, on this machine
 	@$(BIN)/loadtest bench $(ARGS)
 
+.PHONY: matrix
+matrix: $(STAMP) ## The reported cases on this and, where installed, on other proxies
+	@$(BIN)/python -m tests.matrix $(ARGS)
+
 .PHONY: format
 format: $(STAMP) ## Format the code and mend what the linter can mend
 	$(BIN)/ruff check --fix .
