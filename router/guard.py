@@ -56,6 +56,8 @@ def path_of(target: bytes) -> bytes | None:
         if match is None:
             return target if target == b"*" else None
         target = target[match.end() :] or b"/"
+        if target[:1] not in b"/?":  # a fragment, which no request target has
+            return None
     if not target.isascii():
         return None
     path, _, _ = target.partition(b"?")
