@@ -33,6 +33,7 @@ from router import __version__
 from router.admin import create_admin_app
 from router.calibration import CalibrationError
 from router.frontend import OrdinaryProtocol, RelayProtocol
+from router.listener import Listener
 from router.logs import LineWriter, configure_logging
 from router.pair import create_public_app
 from router.relay import SWEEP_SECONDS
@@ -40,7 +41,7 @@ from router.status_view import policy_item
 from router.wiring import Watchers, build_relay
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator
+    from collections.abc import Coroutine
     from typing import Any
 
     from fastapi import FastAPI
@@ -75,15 +76,6 @@ def bind(host: str, port: int) -> socket.socket:
         raise BindError(msg) from error
     sock.setblocking(False)
     return sock
-
-
-class Listener(uvicorn.Server):
-    """A uvicorn server that leaves signals alone."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Signals are the process's affair, not a listener's."""
-        yield
 
 
 class Router:
