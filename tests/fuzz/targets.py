@@ -159,7 +159,10 @@ def _config() -> uvicorn.Config:
 
 @functools.cache
 def _loop() -> asyncio.AbstractEventLoop:
-    return asyncio.new_event_loop()
+    """One that is closed: receiving starts nothing in it."""
+    loop = asyncio.new_event_loop()
+    loop.close()
+    return loop
 
 
 Read = tuple[bytes, bytes, bytes, str | None]  # method, target, body, code of an error
