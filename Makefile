@@ -13,6 +13,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
 KEEP ?=
+FUZZ_SECONDS ?= 60
+FUZZ_EXAMPLES ?= 300
+SOAK_SECONDS ?= 600
 
 # The first interpreter that runs and is new enough (a pyenv shim may exist and yet not run).
 FIND_PYTHON = for python in $(if $(PYTHON),"$(PYTHON)",python3.11 python3 python3.12 python3.13); do \
@@ -46,6 +49,22 @@ check: $(STAMP) ## Lint, format and types
 .PHONY: bench
 bench: $(STAMP) ## What the relay costs per request and per chunk, on this machine
 	@$(BIN)/loadtest bench $(ARGS)
+
+.PHONY: chaos
+chaos: $(STAMP) ## Kill, stop, drain and confuse the servers under load (about 3 minutes)
+	@$(BIN)/python -m tests.chaos.run $(ARGS)
+
+.PHONY: soak
+soak: $(STAMP) ## Short requests for 10 minutes: nothing may grow (SOAK_SECONDS=600)
+	@$(BIN)/python -m tests.chaos.soak --seconds $(SOAK_SECONDS) $(ARGS)
+
+# atheris is for Linux and few versions of Python: without it the same targets are run unguided.
+.PHONY: fuzz
+fuzz: $(STAMP) ## Fuzz the parsers (FUZZ_SECONDS=60 each) and the whole router (FUZZ_EXAMPLES=300)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements/fuzz.txt \
+	  || echo "make: atheris cannot be installed here: the targets run without its guidance" >&2
+	@$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS) $(ARGS)
+	@FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest -q -o timeout=0 tests/fuzz/test_router.py
 
 .PHONY: matrix
 matrix: $(STAMP) ## The reported cases on this and, where installed, on other proxies

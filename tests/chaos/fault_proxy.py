@@ -108,14 +108,13 @@ class _Way:
             self._half_close()
 
     async def _send(self, data: bytes, bandwidth: float | None) -> None:
-        if bandwidth is None:
-            self._writer.write(data)
-            await self._writer.drain()
-            return
-        size = max(1, int(bandwidth * SLICE_S))
-        for at in range(0, len(data), size):
+        size = len(data) if bandwidth is None else max(1, int(bandwidth * SLICE_S))
+        for at in range(0, len(data), size or 1):
             piece = data[at : at + size]
-            await asyncio.sleep(len(piece) / bandwidth)
+            if bandwidth is not None:
+                await asyncio.sleep(len(piece) / bandwidth)
+            if self._writer.is_closing():
+                return
             self._writer.write(piece)
             await self._writer.drain()
 
@@ -163,7 +162,9 @@ class _Link:
         """RST to both sides."""
         for writer in self._writers:
             sock = writer.get_extra_info("socket")
-            with contextlib.suppress(OSError):  # it has ended
+            if sock is None:  # it has ended
+                continue
+            with contextlib.suppress(OSError, ValueError):  # it ends; uvloop says the latter
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
             writer.transport.abort()
 
