@@ -80,7 +80,8 @@ def guard(data: bytes) -> None:
         return
     assert sum(name == b"host" for name, _ in headers) <= 1
     named = b",".join(value for name, value in headers if name == b"connection").lower()
-    hops = {token.strip() for token in named.split(b",")}
+    # `close` is an option and names no header, even where there is one of that name.
+    hops = {token.strip() for token in named.split(b",")} - {b"close"}
     assert facts.forwarded == b"" or facts.forwarded.endswith(b"\r\n")
     for line in facts.forwarded.split(b"\r\n")[:-1]:
         name, colon, value = line.partition(b": ")
@@ -149,7 +150,7 @@ class _Collector(ReceivingProtocol):
 
 @functools.cache
 def _config() -> uvicorn.Config:
-    async def app(*_: object) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
         """Never called."""
 
     config = uvicorn.Config(app, ws="none", log_config=None, lifespan="off")

@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from router.load import Role
+from router.metrics import Retry
 from tests.chaos.fault_proxy import NO_FAULTS, FaultProxy, Faults, fault_proxy
 from tests.fuzz.oracle import Ground, check_client
 from tests.fuzz.stage import KEY, SSE, WHOLE, Client, Plan, PlannedBackend, Story, Visit
@@ -33,6 +34,13 @@ from tests.stack import Stack, running_router, until
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "12"))
 STEPS = 25
 SETTLE_S = 12.0  # every limit in time below, one after another
+RESERVE = 10  # replays after a refusal that the budget has from the start
+# What is 0 at rest.
+GAUGES = (
+    'crossover_in_flight{backend="speculative"}',
+    'crossover_in_flight{backend="baseline"}',
+    "crossover_queue_waiting",
+)
 ADMIN = {"authorization": "Bearer sk-admin"}
 
 WAITS = st.sampled_from([None, None, None, -1, 0, 1])
@@ -355,6 +363,10 @@ class Machine(RuleBasedStateMachine):
         await until(lambda: sum(relay.connection_counts().backend_busy.values()) == 0)
         await until(lambda: all(backend.in_flight == 0 for backend in self.backends.values()))
         relay.access_log.flush()
+        if not self.abrupt:
+            page = await stack.client.get(stack.admin_url + "/metrics", headers=ADMIN)
+            told = [line for line in page.text.splitlines() if line.startswith(GAUGES)]
+            assert sorted(told) == sorted(f"{gauge} 0.0" for gauge in GAUGES)
         await self.places.aclose()
         counted = sum(relay.metrics.requests.values())
         logged = b"".join(stack.lines).count(b"\n")
@@ -362,6 +374,9 @@ class Machine(RuleBasedStateMachine):
         retries = sum(relay.metrics.retries.values())
         again = sum(max(0, len(story.sightings) - 1) for story in self.stories.values())
         assert again <= retries
+        share = stack.router.settings.retry_budget
+        moved = relay.metrics.retries[Retry.REFUSED]
+        assert moved <= (RESERVE + share * counted if share else 0)
 
 
 Machine.TestCase.settings = settings(

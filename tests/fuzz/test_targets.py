@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import random
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.fuzz.corpus import CUT, WORDS, seeds
 from tests.fuzz.targets import TARGETS, pieces_of
+from tests.fuzz.worker import MAX_LENGTH, mutated
+
+ROOT = Path(__file__).parents[2]
 
 ENDS = st.one_of(st.sampled_from([b"\x00", b"\x07"]), st.binary(min_size=1, max_size=7))
 
@@ -56,3 +64,40 @@ def test_pieces_are_the_whole(data: bytes) -> None:
     assert b"".join(pieces) == whole
     assert b"" not in pieces
     assert data.startswith(whole)
+
+
+def worker(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tests.fuzz.worker", *arguments],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=50,
+    )  # fmt: skip
+
+
+def test_the_worker_runs_without_guidance_and_says_how_much(tmp_path: Path) -> None:
+    """Where atheris cannot be had, a target runs on mutated seeds for the time that it is given."""
+    found = worker("guard", "--plain", "--seconds", "0.2", "--corpus", str(tmp_path))
+    assert (found.returncode, found.stderr) == (0, "")
+    assert found.stdout.startswith("Done ")
+    assert int(found.stdout.split()[1]) > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_worker_replays_files_and_names_its_targets(tmp_path: Path) -> None:
+    """A file is run as it is; a name that is no target is refused with those that are."""
+    file = tmp_path / "crash"
+    file.write_bytes(b"/v1/models\nhost: a")
+    assert worker("guard", str(file)).returncode == 0
+    found = worker("nothing", "--corpus", str(tmp_path))
+    assert found.returncode == 2
+    assert "no target 'nothing': choose one of guard, request" in found.stderr
+
+
+def test_mutation_is_repeatable_and_bounded() -> None:
+    """One seed gives one sequence of inputs, none longer than may be."""
+
+    def some(seed: int) -> list[bytes]:
+        chance = random.Random(seed)
+        return [mutated(chance, [b"x" * 2000, b"ab"], (b"word",)) for _ in range(200)]
+
+    assert some(1) == some(1) != some(2)
+    assert max(map(len, some(1))) <= MAX_LENGTH
