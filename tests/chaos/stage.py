@@ -61,7 +61,7 @@ class Backend:
         self._time_scale = time_scale
         self._journal = directory / f"{role}.journal"
         self._orders = directory / f"{role}.orders"
-        self._journal.touch()
+        self._journal.write_bytes(b"")  # not that of an earlier play
 
     @property
     def url(self) -> str:
