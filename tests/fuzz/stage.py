@@ -241,7 +241,7 @@ class PlannedBackend(ScriptedBackend):
         story.sightings.append(sighting)
         try:
             await self._play(story, sighting, call)
-        except ConnectionError:
+        except (ConnectionError, RuntimeError):  # uvloop's word for a transport that is closed
             sighting.peer_left = True
             call.close()
 
