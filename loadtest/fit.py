@@ -14,10 +14,10 @@ from loadtest.conditions import FitError, conditions_of, facts_of
 from loadtest.contention import Both, contention
 from loadtest.crossing import CONFIDENCE, REPLICATES, Crossing, cross
 from loadtest.curve import curve_of, notes_on
+from loadtest.fit_words import settle
 from loadtest.objectives import OBJECTIVES, Objective, Slo, fit_objective, holds_up_to
 from loadtest.points import Sweep, Usable, usable
 from loadtest.robust import Fitted
-from loadtest.summary import settle
 from router.calibration import SCHEMA, Calibration, Line
 from router.curves import Crossover, Curves, Number
 from router.load import Role

@@ -90,7 +90,7 @@ def fit(
     always, at or unsure. Exit code 0: written. 2: the input cannot be used.
     """
     from loadtest.conditions import FitError
-    from loadtest.summary import describe
+    from loadtest.fit_words import describe
     from loadtest.values import SweepError
     from router.calibration import format_calibration
 

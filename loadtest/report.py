@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+from loadtest.fit_words import OBJECTIVES, describe_notes, line_words, sentence, top_level
 from loadtest.report_svg import curves_svg, plane_svg
-from loadtest.summary import OBJECTIVES, describe_notes, line_words, sentence, top_level
 from router.calibration import Calibration
 from router.curves import Point
 

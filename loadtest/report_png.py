@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from loadtest.fit_words import line_words, sentence, top_level
 from loadtest.report_svg import Scale, frontier_path, plane_top
-from loadtest.summary import line_words, sentence, top_level
 from router.calibration import Calibration
 from router.curves import Curve
 

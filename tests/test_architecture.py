@@ -76,7 +76,7 @@ PURE = {
         "service",
         "simulator",
         "smooth",
-        "summary",
+        "fit_words",
         "values",
         "verdict",
     ),

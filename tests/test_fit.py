@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from loadtest.conditions import FitError
 from loadtest.contention import Both, pair_up
 from loadtest.fit import fit
+from loadtest.fit_words import describe
 from loadtest.importers import read_sweeps
 from loadtest.objectives import Slo
 from loadtest.points import Measured, Sweep
-from loadtest.summary import describe
 from loadtest.values import SweepError
 from router.calibration import Calibration, format_calibration, parse_calibration
 from router.curves import Number

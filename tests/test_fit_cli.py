@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from loadtest.__main__ import main
+from loadtest.fit_words import describe
 from loadtest.record import RequestRecord, write_records
-from loadtest.summary import describe
 from router.calibration import parse_calibration
 from router.load import Role
 

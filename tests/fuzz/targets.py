@@ -31,8 +31,10 @@ from router.framing import ChunkedReader, ResponseHead
 from router.guard import path_of, pinned_role, read_head
 from router.headers import CREDENTIALS, HOP_BY_HOP, OWN_PREFIX
 from router.incoming import HeadLimits, Incoming
+from router.known_heads import KnownAnswers, KnownRequests
+from router.parsing import IDLE
 from router.pool import BackendPool
-from router.receiving import IDLE, ReceivingProtocol
+from router.receiving import ReceivingProtocol
 from router.relay import Relay
 from router.request import BodyError, read_info
 from router.sse import SseScanner, error_code, first_event, payloads, usage_of
@@ -124,8 +126,9 @@ class _Relay:
     max_body = 1_000_000
     max_buffered = 10_000_000
 
-    def __init__(self) -> None:
+    def __init__(self, known: KnownRequests) -> None:
         self.buffered = 0
+        self.known_requests = known
 
     def clock(self) -> float:
         return 0.0
@@ -141,7 +144,7 @@ class _Collector(ReceivingProtocol):
 
     def _advance(self) -> None:
         while self.queue:
-            self._begin(self.queue.popleft())
+            self._begin(self.queue.pop(0))
 
     def _begin(self, incoming: Incoming) -> None:
         self.got.append(incoming)
@@ -169,8 +172,8 @@ def _loop() -> asyncio.AbstractEventLoop:
 Read = tuple[bytes, bytes, bytes, str | None]  # method, target, body, code of an error
 
 
-def _receive(pieces: list[bytes]) -> tuple[list[Read], list[Incoming]]:
-    relay = _Relay()
+def _receive(pieces: list[bytes], known: KnownRequests) -> tuple[list[Read], list[Incoming]]:
+    relay = _Relay(known)
     protocol = _Collector(cast(Relay, relay), _config(), ServerState(), {}, _loop())
     protocol.got = []
     protocol.connection_made(cast(asyncio.Transport, _Transport()))
@@ -214,8 +217,12 @@ def _h11_requests(whole: bytes) -> list[tuple[bytes, bytes, bytes]]:
 def request(data: bytes) -> None:
     """Bytes of a client."""
     whole, pieces = pieces_of(data)
-    found, got = _receive([whole] if whole else [])
-    assert _receive(pieces)[0] == found
+    known = KnownRequests()
+    found, got = _receive([whole] if whole else [], known)
+    assert _receive(pieces, KnownRequests())[0] == found
+    # Heads that are known now mean what they meant, whole and in pieces.
+    assert _receive([whole] if whole else [], known)[0] == found
+    assert _receive(pieces, known)[0] == found
     for ours, theirs in zip(found, _h11_requests(whole), strict=False):
         if ours[3] is not None:
             break
@@ -254,6 +261,11 @@ class _Answer:
             assert b"".join(ChunkedReader().feed(framed)) == payload
         self.body += payload
 
+    def backend_whole(self, head: ResponseHead, body: bytes, now: float, *, reusable: bool) -> None:
+        self.backend_begin(head, now)
+        self.backend_payload(body, b"", 1, now)
+        self.backend_end(now, reusable=reusable)
+
     def backend_read(self) -> None:
         pass
 
@@ -269,9 +281,10 @@ class _Answer:
 class _Pool:
     """As much of a pool as a connection needs."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: KnownAnswers) -> None:
         self.open: set[Any] = set()
         self.idle: list[Any] = []
+        self.known_answers = known
 
     def clock(self) -> float:
         return 0.0
@@ -280,9 +293,9 @@ class _Pool:
         pass
 
 
-def _read_answer(pieces: list[bytes]) -> _Answer:
+def _read_answer(pieces: list[bytes], known: KnownAnswers) -> _Answer:
     answer = _Answer()
-    connection = BackendConnection(cast(BackendPool, _Pool()))
+    connection = BackendConnection(cast(BackendPool, _Pool(known)))
     connection.connection_made(cast(asyncio.Transport, _Transport()))
     connection.send(answer, b"", b"")
     for piece in pieces:
@@ -321,7 +334,10 @@ def _h11_answer(whole: bytes) -> tuple[int, bytes] | None:
 def answer(data: bytes) -> None:
     """Bytes of a backend."""
     whole, pieces = pieces_of(data)
-    one, many = _read_answer([whole] if whole else []), _read_answer(pieces)
+    known = KnownAnswers()
+    one, many = _read_answer([whole] if whole else [], known), _read_answer(pieces, KnownAnswers())
+    again = _read_answer([whole] if whole else [], known)  # with a head that is known now
+    assert (one.head, one.end, one.body) == (again.head, again.end, again.body)
     assert (one.head, one.end) == (many.head, many.end)
     if one.end != "invalid":  # then what came before it depends on the reads
         assert one.body == many.body
