@@ -11,6 +11,7 @@ from typer.exceptions import TyperException
 from loadtest.bench import bench
 from loadtest.demo_cli import demo
 from loadtest.engine_cli import engine
+from loadtest.sweep_cli import sweep
 from loadtest.fit_cli import ManyFiles, fit
 from loadtest.report_cli import report
 
@@ -23,6 +24,7 @@ app = typer.Typer(
 app.command("bench")(bench)
 app.command("demo")(demo)
 app.command("engine")(engine)
+app.command("sweep")(sweep)
 app.command("fit", cls=ManyFiles)(fit)
 app.command("report")(report)
 

@@ -46,6 +46,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     status: int | None = None  # None: there was no answer
     prompt_tokens: int | None = None  # from usage
     output_tokens: int | None = None  # from usage
+    asked_tokens: int | None = None  # output tokens that were asked for, if the load says so
     error: str | None = None  # what went wrong, in a few words; None for a complete answer
 
     @property

@@ -31,7 +31,11 @@ SCHEMA: Final = "crossover.sweep/1"
 
 
 class SweepError(ValueError):
-    """A directory or server that the sweep cannot use; the message says why and how to mend it."""
+    """Something asked for that cannot be done; the message says why and how to mend it."""
+
+
+class ServerFailedError(SweepError):
+    """A server that does not answer; what is measured is kept."""
 
 
 class Figure(msgspec.Struct, frozen=True, gc=False):
@@ -110,6 +114,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int | None = None
     speculates: bool | None = None
     tokens_per_word: float | None = None  # with its own tokenizer; None: it did not say
+    tokens_per_mark: float | None = None  # of what makes prompts unique
     flags: dict[str, Any] = {}  # of /server_info, only names that `router.server_info` allows
 
 
@@ -135,6 +140,8 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     requests_s: float
     input_tokens: float | None  # mean of what the server counted
     output_tokens: float | None
+    asked_tokens: float | None = None  # mean of what was asked for
+    uncounted: int = 0  # complete answers of the window in which the server gave no usage
     ttft_s: Spread  # to the first byte of the answer's body
     tpot_s: Spread  # for each output token after the first
     latency_s: Spread

@@ -1,0 +1,170 @@
+"""Puts a sweep together from what was asked for: clients, probes, prompts, directory.
+
+`run_sweep` takes a list of targets, so that one server or both of a pair are swept by the same call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import fcntl
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from loadtest.client import ChatClient
+from loadtest.prompts import (
+    MARK_TOKENS,
+    TOKENS_PER_WORD,
+    Corpus,
+    Lengths,
+    Listed,
+    PromptError,
+    Prompts,
+    Tokenizer,
+    described,
+    read_prompts,
+    read_trace,
+)
+from loadtest.sweep import Asker, ConcurrencySweep, Show, Target
+from loadtest.sweep_files import SweepDirectory
+from loadtest.sweep_level import Instruments
+from loadtest.sweep_probe import ServerProbe
+from loadtest.sweep_schema import Pace, Plan, Server, Sweep, SweepError, Workload
+from loadtest.sweep_view import summary_text
+from router import __version__
+from router.load import Role
+
+LOCK: Final = ".lock"
+# Tokens that a chat template adds to a prompt, with room.
+TEMPLATE_TOKENS: Final = 64
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked for. Times are seconds."""
+
+    targets: tuple[tuple[Role, str], ...]  # a server's URL for each role
+    out: Path
+    plan: Plan
+    pace: Pace = Pace()
+    prompts: Path | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = 128
+    trace: Path | None = None
+    unique: bool = True
+    ignore_eos: bool = True
+    temperature: float | None = None
+    seed: int = 0
+    model: str | None = None  # default: what each server serves
+    key: str | None = None
+    timeout: float = 600.0  # for a whole request
+    command: str = ""
+
+
+def real_instruments() -> Instruments:
+    """The machine's own time."""
+    return Instruments(time.monotonic, asyncio.sleep, time.process_time)
+
+
+async def run_sweep(
+    options: Options, show: Show, *, instruments: Instruments | None = None
+) -> Sweep:
+    """Measure what is not measured yet; the whole sweep. Raises SweepError, PromptError."""
+    tools = instruments or real_instruments()
+    with _opened(options.out) as directory:
+        async with contextlib.AsyncExitStack() as stack:
+            targets: list[Target] = []
+            for role, url in options.targets:
+                probe = await stack.enter_async_context(
+                    ServerProbe(url, key=options.key, clock=tools.clock)
+                )
+                server = await probe.facts(role, options.model)
+                client = ChatClient(
+                    server.url, api_key=options.key, timeout=options.timeout, clock=tools.clock
+                )
+                targets.append(Target(server, await stack.enter_async_context(client), probe))
+            servers = tuple(target.server for target in targets)
+            asker, workload = _asker(options, servers)
+            wanted = Sweep(
+                created=_now(),
+                command=options.command,
+                version=__version__,
+                workload=workload,
+                pace=options.pace,
+                plan=options.plan,
+                servers=servers,
+            )
+            sweep = ConcurrencySweep(
+                directory, targets, asker, wanted, tools, _now, show, summary_text
+            )
+            return await sweep.run()
+
+
+def _asker(options: Options, servers: Sequence[Server]) -> tuple[Asker, Workload]:
+    """Who makes the requests, and what is said of them in the file."""
+    contexts = [server.context_length for server in servers if server.context_length]
+    context = min(contexts, default=None)
+    rows: list[tuple[int, int]] = []
+    trace = None
+    if options.trace is not None:
+        rows = read_trace(options.trace, context)
+        left_out = len(read_trace(options.trace)) - len(rows)
+        trace = described(options.trace)
+        trace += f", {left_out} requests too long for the context left out" if left_out else ""
+    needed = (options.input_tokens or 0) + (options.output_tokens or 0) + TEMPLATE_TOKENS
+    if context is not None and needed > context:
+        raise SweepError(
+            f"prompt, answer and chat template need {needed} tokens, the server has a context of"
+            f" {context}: lower --input-tokens or --output-tokens"
+        )
+    workload = Workload(
+        prompts="corpus" if options.prompts is None else described(options.prompts),
+        input_tokens=options.input_tokens,
+        output_tokens=options.output_tokens,
+        trace=trace,
+        unique=options.unique,
+        ignore_eos=options.ignore_eos,
+        temperature=options.temperature,
+        seed=options.seed,
+    )
+    lengths = Lengths(options.output_tokens, rows, options.input_tokens, options.seed)
+    prompts = _prompts(options, servers)
+    return Asker(prompts, lengths, workload, salt=secrets.token_hex(3)), workload
+
+
+def _prompts(options: Options, servers: Sequence[Server]) -> Prompts:
+    if options.prompts is not None:
+        if options.input_tokens is not None:
+            raise PromptError("--prompts are as long as they are: leave out --input-tokens")
+        return Listed(read_prompts(options.prompts), options.seed)
+    told = next((server for server in servers if server.tokens_per_word), None)
+    tokenizer = Tokenizer(
+        (told and told.tokens_per_word) or TOKENS_PER_WORD,
+        (told and told.tokens_per_mark) or MARK_TOKENS,
+    )
+    return Corpus(options.seed, tokenizer, marked=options.unique)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[SweepDirectory]:
+    """The directory, for one sweep at a time; a killed one gives it free. Raises SweepError."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = (path / LOCK).open("wb")
+    except OSError as error:
+        raise SweepError(f"--out {path} cannot be used: {error.strerror}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise SweepError(f"another sweep is at work in --out {path}") from error
+        yield SweepDirectory(path)
+
+
+def _now() -> str:
+    return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")

@@ -1,0 +1,232 @@
+"""A sweep for people: how far it is while it runs, and its figures and notices when it is done."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator
+from typing import Final
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.progress import (
+    Progress as Bar,
+)
+from rich.table import Table
+from rich.text import Text
+
+from loadtest.sweep_level import Progress
+from loadtest.sweep_schema import Figure, LevelSummary, Point, Spread, Sweep
+from loadtest.sweep_turns import Step, Turn
+
+WIDTH: Final = 132  # of what goes into a file
+LEGEND: Final = (
+    "Output tokens are the server's own count (usage), not chunks. ± and (a-b): 95 % confidence."
+    " Times are p50 (its interval) p90 p99."
+)
+
+
+class Lines:
+    """A line when a level begins and one when it has ended, for where no terminal is."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def begins(self, turn: Turn, done: int, of: int) -> None:
+        """Say what is next."""
+        self._say(f"{done + 1} of {of}: {title(turn)}")
+
+    def goes(self, progress: Progress) -> None:
+        """Say nothing: a log is read afterwards."""
+
+    def ended(self, point: Point) -> None:
+        """Say what came out."""
+        self._say(f"  {outcome(point)}")
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class Bars(Lines):
+    """A bar that moves, and a line above it for each level that has ended."""
+
+    def __init__(self, console: Console, bar: Bar) -> None:
+        super().__init__(console)
+        self._bar = bar
+        self._task: TaskID | None = None
+        self._done = 0
+        self._title = ""
+
+    def begins(self, turn: Turn, done: int, of: int) -> None:
+        """Move the bar."""
+        if self._task is None:
+            self._task = self._bar.add_task("", total=of)
+        self._title, self._done = title(turn), done
+        self._bar.update(self._task, completed=done, description=self._title, refresh=True)
+
+    def goes(self, progress: Progress) -> None:
+        """Move the bar within the level."""
+        if self._task is not None:
+            text = f"{self._title}: {progress.phase}, {progress.answers} answers"
+            if progress.failures:
+                text += f", {progress.failures} failed"
+            share = self._done + progress.share
+            self._bar.update(self._task, completed=share, description=text, refresh=True)
+
+    def ended(self, point: Point) -> None:
+        """Leave a line."""
+        self._say(f"{title_of(point)}: {outcome(point)}")
+        if self._task is not None:
+            self._bar.update(self._task, completed=self._done + 1, refresh=True)
+
+
+@contextlib.contextmanager
+def shown(console: Console) -> Iterator[Lines]:
+    """Bars in a terminal, otherwise lines. Drawn by the event loop, twice a second, so cheaply."""
+    if not console.is_terminal:
+        yield Lines(console)
+        return
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Bar(*columns, console=console, auto_refresh=False, transient=True) as bar:
+        yield Bars(console, bar)
+
+
+def title(turn: Turn) -> str:
+    """What is measured, in a few words."""
+    return f"{turn.role.value}, pass {turn.number}, {_step(turn.step)}"
+
+
+def title_of(point: Point) -> str:
+    """The same of a point."""
+    return title(Turn(point.number, Step(point.level, point.rate), point.role))
+
+
+def outcome(point: Point) -> str:
+    """A point in one line."""
+    text = (
+        f"{_plus_minus(point.output_tok_s)} tok/s, first token {_ms(point.ttft_s.p50)} ms,"
+        f" {_ms(point.tpot_s.p50)} ms per token, {point.requests} answers in {point.window_s:.1f} s"
+    )
+    if point.accept_length is not None:
+        text += f", accept length {point.accept_length:.2f}"
+    return text + (f" [{', '.join(point.notices)}]" if point.notices else "")
+
+
+def report(sweep: Sweep) -> RenderableType:
+    """Everything: conditions, a table for each server, notices."""
+    return Group(
+        *_conditions(sweep), *(_table(sweep, role) for role in _roles(sweep)), *_said(sweep)
+    )
+
+
+def summary_text(sweep: Sweep) -> str:
+    """The same as plain text."""
+    console = Console(file=io.StringIO(), width=WIDTH, color_system=None, highlight=False)
+    with console.capture() as captured:
+        console.print(report(sweep))
+    lines = captured.get().splitlines()
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _roles(sweep: Sweep) -> list[str]:
+    return sorted({level.role.value for level in sweep.levels}, reverse=True)
+
+
+def _conditions(sweep: Sweep) -> Iterator[Text]:
+    work, plan = sweep.workload, sweep.plan
+    yield Text(f"Sweep of {sweep.created}: {plan.passes} passes; prompts: {_prompts(sweep)}")
+    for server in sweep.servers:
+        parts = [f"{server.role.value}: {server.model} at {server.url}"]
+        parts += [f"engine {server.engine_version}"] if server.engine_version else []
+        parts += [f"{server.gpus or 1} x {server.gpu}"] if server.gpu else []
+        parts += [f"draft {server.draft}"] if server.draft else []
+        parts += [f"at most {server.cap} at once"] if server.cap else []
+        yield Text("  " + ", ".join(parts))
+    answers = f"{work.output_tokens} tokens" if work.output_tokens else f"as in {work.trace}"
+    ending = "" if work.ignore_eos else " at most"
+    yield Text(f"  answers: {answers}{ending}. {LEGEND}")
+
+
+def _prompts(sweep: Sweep) -> str:
+    work = sweep.workload
+    length = f", {work.input_tokens} tokens" if work.input_tokens else ""
+    return f"{work.prompts}{length}, {'each unique' if work.unique else 'repeated as they come'}"
+
+
+def _table(sweep: Sweep, role: str) -> Table:
+    table = Table(title=role, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("level", "tok/s", "first token, ms", "per token, ms", "whole, s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("accept", "run / wait", "answers"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("notices")
+    for level in sweep.levels:
+        if level.role.value == role:
+            table.add_row(*_row(level))
+    return table
+
+
+def _row(level: LevelSummary) -> Iterator[str]:
+    yield str(level.level) if level.rate is None else f"{level.rate:g}/s"
+    yield _plus_minus(level.output_tok_s)
+    yield _times(level.ttft_s, 1e3, 0)
+    yield _times(level.tpot_s, 1e3, 1)
+    yield _times(level.latency_s, 1.0, 2)
+    yield "" if level.accept_length is None else f"{level.accept_length:.2f}"
+    running = "?" if level.running is None else f"{level.running:.0f}"
+    yield f"{running} / {'?' if level.queued is None else f'{level.queued:.0f}'}"
+    yield f"{level.requests}" + (f" + {level.errors} failed" if level.errors else "")
+    yield " ".join(level.notices)
+
+
+def _said(sweep: Sweep) -> Iterator[Text]:
+    if sweep.notices:
+        yield Text("Notices")
+    for notice in sweep.notices:
+        where = [notice.role.value] if notice.role else []
+        if notice.level is not None or notice.rate is not None:
+            where.append(_step(Step(notice.level, notice.rate)))
+        if notice.passes:
+            where.append(f"pass {', '.join(map(str, notice.passes))}")
+        place = f" ({', '.join(where)})" if where else ""
+        yield Text(f"  {notice.code}{place}: {notice.text}")
+
+
+def _step(step: Step) -> str:
+    return f"level {step.level}" if step.rate is None else f"{step.rate:g} requests a second"
+
+
+def _plus_minus(figure: Figure) -> str:
+    if figure.high is None:
+        return f"{figure.value:.0f}"
+    return f"{figure.value:.0f} ±{figure.high - figure.value:.0f}"
+
+
+def _times(spread: Spread, scale: float, digits: int) -> str:
+    """p50 with its interval, p90 and p99."""
+    if spread.p50 is None or spread.p90 is None or spread.p99 is None:
+        return "?"
+    low, high = (
+        "?" if bound is None else f"{bound * scale:.{digits}f}"
+        for bound in (spread.p50.low, spread.p50.high)
+    )
+    mid, p90, p99 = (
+        f"{figure.value * scale:.{digits}f}" for figure in (spread.p50, spread.p90, spread.p99)
+    )
+    return f"{mid} ({low}-{high}) {p90} {p99}"
+
+
+def _ms(figure: Figure | None) -> str:
+    return "?" if figure is None else f"{figure.value * 1e3:.1f}"
