@@ -16,11 +16,13 @@ from router.load import Role
 
 if TYPE_CHECKING:
     from loadtest.sweep_run import Options
-    from loadtest.sweep_schema import Sweep
+    from loadtest.sweep_schema import Pace, Plan, Sweep
     from loadtest.sweep_view import Lines
 
 LEVELS: Final = "1,2,4,8,16,32,48,64,96,128,192,256"
 OUTPUT_TOKENS: Final = 128
+MOST_TIMES: Final = 6  # --seconds, unless --most-seconds says otherwise
+POLL_S: Final = 0.5  # between two looks at the server's load
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143
 
@@ -100,30 +102,16 @@ def sweep(
     """
     from loadtest.sweep_probe import KEY_ENV
     from loadtest.sweep_run import Options
-    from loadtest.sweep_schema import Pace, Plan
 
     if len(url) != len(role) or len(set(role)) != len(role):
         raise typer.BadParameter("give one --role for each --url, and each role once")
     if output_tokens is None and trace is None:
         output_tokens = OUTPUT_TOKENS
-    plan = Plan(
-        levels=_levels(levels) if rate is None else (),
-        rates=() if rate is None else _rates(rate),
-        passes=passes,
-    )
-    pace = Pace(
-        warm_up_s=warm_up,
-        most_warm_up_s=max(warm_up, most_warm_up),
-        window_s=seconds,
-        most_window_s=max(seconds, 6 * seconds if most_seconds is None else most_seconds),
-        per_slot=per_slot,
-        poll_s=min(0.5, seconds / 4),
-    )
     options = Options(
         targets=tuple(zip(role, url, strict=True)),
         out=out,
-        plan=plan,
-        pace=pace,
+        plan=_plan(levels, rate, passes),
+        pace=_pace(seconds, most_seconds, warm_up, most_warm_up, per_slot),
         prompts=prompts,
         input_tokens=input_tokens,
         output_tokens=output_tokens,
@@ -195,6 +183,35 @@ def _without_user(word: str) -> str:
     scheme, sep, rest = word.partition("://")
     authority, slash, path = rest.partition("/")
     return f"{scheme}{sep}{authority.rpartition('@')[2]}{slash}{path}" if sep else word
+
+
+def _plan(levels: str, rate: str | None, passes: int) -> Plan:
+    """A rate takes the place of levels."""
+    from loadtest.sweep_schema import Plan
+
+    if rate is not None:
+        return Plan(rates=_rates(rate), passes=passes)
+    return Plan(levels=_levels(levels), passes=passes)
+
+
+def _pace(
+    seconds: float,
+    most_seconds: float | None,
+    warm_up: float,
+    most_warm_up: float,
+    per_slot: float,
+) -> Pace:
+    """Bounds are never below what they bound."""
+    from loadtest.sweep_schema import Pace
+
+    return Pace(
+        warm_up_s=warm_up,
+        most_warm_up_s=max(warm_up, most_warm_up),
+        window_s=seconds,
+        most_window_s=max(seconds, MOST_TIMES * seconds if most_seconds is None else most_seconds),
+        per_slot=per_slot,
+        poll_s=min(POLL_S, seconds / 4),
+    )
 
 
 def _levels(text: str) -> tuple[int, ...]:

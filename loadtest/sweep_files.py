@@ -53,24 +53,25 @@ class SweepDirectory:
         """The records of one point, as far as they are there."""
         return self._lines(self.records_path(point.role, point.number)).get(point.run, [])
 
-    def mend(self, points: Iterable[Point]) -> tuple[Point, ...]:
+    def mend(self, points: Sequence[Point]) -> tuple[Point, ...]:
         """The points whose records are all there; what else the records' files hold is dropped.
 
         Also what a kill left behind: half a line, a level that was not finished.
         """
-        wanted = {(point.role, point.number): point for point in points}
-        wholes: list[Point] = []
-        for role, number in wanted:
-            path = self.records_path(role, number)
-            found = self._lines(path)
-            mine = [p for p in points if (p.role, p.number) == (role, number)]
-            whole = [p for p in mine if len(found.get(p.run, [])) == p.records]
-            _replace(path, _encode(r for point in whole for r in found.get(point.run, [])))
-            wholes += whole
+        kept: dict[Path, list[RequestRecord]] = {}
+        whole: list[Point] = []
+        for point in points:
+            path = self.records_path(point.role, point.number)
+            records = self.records(point)
+            if len(records) == point.records:
+                whole.append(point)
+                kept.setdefault(path, []).extend(records)
         for path in self.path.glob("records-*.jsonl"):
-            if path not in {self.records_path(*key) for key in wanted}:
+            if path in kept:
+                _replace(path, _encode(kept[path]))
+            else:
                 path.unlink()  # of a pass of which nothing was finished
-        return tuple(wholes)
+        return tuple(whole)
 
     def add(self, role: Role, number: int, records: Sequence[RequestRecord]) -> None:
         """Put records behind those that are there, on the disk before this returns."""
