@@ -43,6 +43,8 @@ BUSY_CPU: Final = 0.8
 # Seconds: an event loop that is late by this much adds it to times to the first token of some ten.
 LATE_S: Final = 0.02
 CACHED: Final = 0.1
+# Tokens of a chat template that every prompt begins with: those are in the cache of real users too.
+TEMPLATE: Final = 64
 # Mean requests in the queue that are more than a snapshot of a moment.
 QUEUED: Final = 0.5
 SHORT: Final = 0.95
@@ -167,11 +169,12 @@ def _answers(point: Point) -> Iterator[Found]:
         yield Found(
             "repeated-prompts", f"{point.repeated} prompts had been sent before in this sweep"
         )
-    if (point.cached_share or 0.0) >= CACHED:
+    share = point.cached_share or 0.0
+    if share >= CACHED and (point.input_tokens is None or share * point.input_tokens > TEMPLATE):
         yield Found(
             "cache-hits",
-            f"{point.cached_share:.0%} of the prompt tokens came from the prefix cache (a chat"
-            " template's beginning counts too), which real users' prompts may not",
+            f"{share:.0%} of the prompt tokens came from the prefix cache and cost no prefill:"
+            " real users' prompts may not",
         )
 
 
@@ -201,7 +204,7 @@ def _telemetry(point: Point) -> Iterator[Found]:
     if point.role is Role.SPECULATIVE and point.accept_length is None:
         yield Found(
             "no-accept-length",
-            "/metrics did not tell it: start the server with --enable-metrics",
+            "/metrics did not tell it: it needs --enable-metrics, and 40 verify steps in a window",
         )
 
 

@@ -40,7 +40,14 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("client-bound", {"client_lag_s": 0.02}, {"client_lag_s": 0.019}),
     ("client-bound", {"client_lag_s": 0.5, "client_cpu": None},
      {"client_lag_s": None, "client_cpu": None}),
-    ("cache-hits", {"cached_share": 0.1}, {"cached_share": 0.09}),
+    (
+        "cache-hits",
+        {"cached_share": 0.1, "input_tokens": 900.0},
+        {"cached_share": 0.09, "input_tokens": 900.0},
+    ),
+    # A chat template's beginning is in everybody's cache.
+    ("cache-hits", {"cached_share": 0.65}, {"cached_share": 0.64}),
+    ("cache-hits", {"cached_share": 0.9, "input_tokens": None}, {"cached_share": 0.3}),
     ("cache-hits", {"cached_share": 0.9}, {"cached_share": None}),
     ("repeated-prompts", {"repeated": 1}, {"repeated": 0}),
     ("no-usage", {"uncounted": 1}, {"uncounted": 0}),

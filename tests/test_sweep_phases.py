@@ -118,7 +118,8 @@ def test_as_a_load() -> None:
     phases = started(5)
     level = phases.level_at(1.0)
     assert level is not None
-    assert level == (5, 0.0, pytest.approx(1.05))
+    assert (level.concurrency, level.start) == (5, 0.0)
+    assert level.end == pytest.approx(1.05)
     assert phases.levels == (Level(5, 0.0, math.inf),)
     assert phases.seconds == 80
 
