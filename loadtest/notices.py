@@ -8,7 +8,7 @@ carries their codes, so that whoever fits a curve can leave such a point out.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 import msgspec
@@ -211,9 +211,3 @@ def _telemetry(point: Point) -> Iterator[Found]:
 def codes(notices: Iterable[Notice]) -> tuple[str, ...]:
     """Their codes, each once, in order."""
     return tuple(sorted({notice.code for notice in notices}))
-
-
-def of_level(notices: Sequence[Notice], point_like: Point) -> list[Notice]:
-    """Those of one role and level."""
-    where = (point_like.role, point_like.level, point_like.rate)
-    return [n for n in notices if (n.role, n.level, n.rate) == where]

@@ -113,9 +113,9 @@ def _asker(options: Options, servers: Sequence[Server]) -> tuple[Asker, Workload
     trace = None
     if options.trace is not None:
         rows = read_trace(options.trace, context)
-        left_out = len(read_trace(options.trace)) - len(rows)
         trace = described(options.trace)
-        trace += f", {left_out} requests too long for the context left out" if left_out else ""
+        if left_out := len(read_trace(options.trace)) - len(rows):
+            trace += f", without {left_out} too long for the context"
     needed = (options.input_tokens or 0) + (options.output_tokens or 0) + TEMPLATE_TOKENS
     if context is not None and needed > context:
         raise SweepError(

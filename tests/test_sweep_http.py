@@ -207,12 +207,15 @@ def test_one_at_a_time(
 def test_the_whole_command(
     tmp_path: Path, engines: Engines, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
-    """Prompts of a file, an open loop: exit code 0, a table and the notices on stdout, files."""
+    """A file's prompts, a trace, an open loop: exit code 0, table and notices on stdout, files."""
+    trace = tmp_path / "t.csv"
+    trace.write_text("ContextTokens,GeneratedTokens\n9,24\n8000,24\n", encoding="utf-8")
     prompts = tmp_path / "p.txt"
     prompts.write_text("one two\nthree\n", encoding="utf-8")
     monkeypatch.setattr(sys, "argv", ["x", "sweep", "--url", "http://user:pw@host:1/v1"])
     out = tmp_path / "out"
     more = ["--rate", "40", "--passes", "1", "--prompts", str(prompts), "--repeat-prompts"]
+    more += ["--trace", str(trace)]
     assert main(engines.arguments(out, *more)) == 0
     printed = capsys.readouterr()
     assert "2 of 2: " in printed.err
@@ -222,6 +225,7 @@ def test_the_whole_command(
     assert found is not None
     assert found.command == "loadtest sweep --url http://host:1/v1"
     assert found.workload.prompts.startswith("p.txt (")
+    assert (found.workload.trace or "").endswith(", without 1 too long for the context")
     summary = (out / "summary.txt").read_text(encoding="utf-8")
     assert "repeated-prompts (baseline, 40 requests a second, pass 1)" in summary
 
