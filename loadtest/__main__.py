@@ -11,9 +11,9 @@ from typer.exceptions import TyperException
 from loadtest.bench import bench
 from loadtest.demo_cli import demo
 from loadtest.engine_cli import engine
-from loadtest.sweep_cli import sweep
 from loadtest.fit_cli import ManyFiles, fit
 from loadtest.report_cli import report
+from loadtest.sweep_cli import sweep
 
 app = typer.Typer(
     add_completion=False,
