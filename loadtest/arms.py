@@ -97,7 +97,7 @@ def levels_of(curve: ServiceCurve, prompt_tokens: int, output_tokens: int) -> li
 
 def sweep_curve(name: str) -> ServiceCurve:
     """The curve of a shipped sweep, its prefill in the step times."""
-    sweep = _sweep(name)
+    sweep = raw_sweep(name)
     return curve_from_levels(
         (Level(p.C, p.out_tok_s, None, p.tokens_per_chunk) for p in sweep.points), sweep.label
     )
@@ -170,6 +170,7 @@ def _azure_seconds(when: str) -> float:
     return day * 86400.0 + int(hours) * 3600.0 + int(minutes) * 60.0 + float(seconds)
 
 
-def _sweep(name: str) -> Sweep:
+def raw_sweep(name: str = _BASELINE) -> Sweep:
+    """A shipped sweep as it was written; without a name the baseline's."""
     data = resources.files("loadtest").joinpath("data", *name.split("/")).read_bytes()
     return msgspec.json.decode(data, type=Sweep)
