@@ -25,6 +25,8 @@ HIGH: Final = 0.8
 STEADY_S: Final = 180.0
 STEP_S: Final = 60.0
 WIDE: Final = {"band": 0.5, "dwell": 20.0}
+# Scores that differ by less are equal.
+TIE: Final = 0.001
 # What a line calls doing without a rule.
 FIXED: Final = {"speculative only": "always", "baseline only": "never"}
 
@@ -33,7 +35,7 @@ class SwitchRule(msgspec.Struct, frozen=True):
     """The best rule, as a calibration holds it, and how it was found."""
 
     name: str  # `always` and `never`: one server is best, and the line says so
-    parameters: dict[str, float]
+    parameters: dict[str, float]  # of `threshold` they are band and dwell, for the file's `switch`
     runner_up: str
     lead: float  # by how much the runner-up is slower, as a share
     scores: dict[str, float]  # by candidate: 1 is the best at every load
@@ -41,6 +43,8 @@ class SwitchRule(msgspec.Struct, frozen=True):
     @property
     def sentence(self) -> str:
         """What was found, in a sentence."""
+        if self.lead < TIE:
+            return f"{self.name} is as good as {self.runner_up} and simpler"
         return f"{self.name} is best; {self.runner_up}, the next, is {self.lead:.1%} slower"
 
 
@@ -76,9 +80,12 @@ def best_rule(
         for name, wait in waits.items():
             found[name].append(wait / best)
     scores = {name: statistics.fmean(values) for name, values in found.items()}
-    first, second = sorted(scores, key=lambda name: (scores[name], name))[:2]
+    # As good as the best, but for noise: the first of them, since the candidates begin with the plainest.
+    least = min(scores.values())
+    first = next(name for name, score in scores.items() if score <= least * (1.0 + TIE))
+    second = min((name for name in scores if name != first), key=scores.__getitem__)
     return SwitchRule(
-        FIXED.get(first, first),
+        FIXED.get(first, first.partition(",")[0]),
         _parameters(first, pair),
         FIXED.get(second, second),
         scores[second] / scores[first] - 1.0,

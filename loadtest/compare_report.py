@@ -59,6 +59,7 @@ def draw(path: Path, scales: Sequence[float], rows: Mapping[str, Sequence[Outcom
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
+        from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
     except ImportError as error:
         raise PlotError(
             "a picture needs matplotlib: pip install 'crossover-router[plot]', or leave --plot out"
@@ -87,6 +88,9 @@ def draw(path: Path, scales: Sequence[float], rows: Mapping[str, Sequence[Outcom
         # An overloaded server waits for ever: the servers that are not are what the picture is for.
         axes.set_yscale("log")
         axes.set_ylim(min(every) * 0.9, min(max(every), 20.0 * min(every)) * 1.1)
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 5.0)))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel("scale of the trace (1: as recorded)")
         axes.set_ylabel(label)
         axes.grid(visible=True, which="both", alpha=0.2)

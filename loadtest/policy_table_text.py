@@ -78,7 +78,7 @@ def _worst(cells: Cells) -> str:
                 moving.append(mean)
             else:
                 still.append((mean, p95))
-        steady = "| | | | "
+        steady = " | | | "
         if still:
             inside = sum(max(each) <= 1.05 for each in still)
             steady = (

@@ -195,6 +195,8 @@ def test_the_best_rule_where_one_server_wins() -> None:
     slow = [Level(level.concurrency, level.tokens_per_second * 0.8) for level in WIDE]
     always = best_rule(WIDE, slow, HALF, 1, rows=ROWS, shares=(0.5,))
     assert always.scores["always"] == pytest.approx(1.0)
+    assert (always.name, always.parameters) == ("always", {})
+    assert "as good as" in always.sentence
     never = best_rule(slow, WIDE, HALF, 1, rows=ROWS, shares=(0.5,))
     assert never.scores["never"] == pytest.approx(1.0, abs=0.01)
 
