@@ -29,8 +29,8 @@ FIND_PYTHON = for python in $(if $(PYTHON),"$(PYTHON)",python3.11 python3 python
 
 .PHONY: help
 help: ## Say what can be made
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
-	  || sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1  \2/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
+	  || sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1  \2/p' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: $(STAMP) ## Two simulated servers, the router and a load that ramps up and down (KEEP=1 leaves it running)
@@ -49,6 +49,10 @@ check: $(STAMP) ## Lint, format and types
 .PHONY: bench
 bench: $(STAMP) ## What the relay costs per request and per chunk, on this machine
 	@$(BIN)/loadtest bench $(ARGS)
+
+.PHONY: policy-table
+policy-table: $(STAMP) ## Every rule against both single servers, simulated; goes on where it was (runs/policy-table.jsonl)
+	@$(BIN)/python -m loadtest.policy_table $(ARGS)
 
 .PHONY: chaos
 chaos: $(STAMP) ## Kill, stop, drain and confuse the servers under load (about 3 minutes)

@@ -9,6 +9,7 @@ import typer
 from typer.exceptions import TyperException
 
 from loadtest.bench import bench
+from loadtest.compare_cli import compare
 from loadtest.demo_cli import demo
 from loadtest.engine_cli import engine
 from loadtest.fit_cli import ManyFiles, fit
@@ -22,6 +23,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("bench")(bench)
+app.command("compare")(compare)
 app.command("demo")(demo)
 app.command("engine")(engine)
 app.command("sweep")(sweep)

@@ -211,7 +211,7 @@ def from_sweep(sweep: Sweep) -> ServiceCurve:
     return ServiceCurve(
         label=sweep.label,
         source=str(sweep.meta.get("source") or sweep.meta or "a sweep file"),
-        points=tuple(zip(levels, _rising(statistics.fmean(steps[c]) for c in levels), strict=True)),
+        points=tuple(zip(levels, rising(statistics.fmean(steps[c]) for c in levels), strict=True)),
         tokens_per_step=max(1.0, tokens_per_step),
         max_running=sweep.max_running_requests,
         prefill_s_per_token=prefill_s_per_token,
@@ -264,7 +264,7 @@ class _Pool(NamedTuple):
     size: int
 
 
-def _rising(values: Iterable[float]) -> Sequence[float]:
+def rising(values: Iterable[float]) -> Sequence[float]:
     """The closest non-decreasing sequence, in the least-squares sense (pool adjacent violators)."""
     pools: list[_Pool] = []
     for value in values:

@@ -29,6 +29,7 @@ from router.pair_exposition import PairCollector
 from router.pair_watch import PairState
 from router.policies import PolicyError, configured_policy, make_frontier, policy_name
 from router.policy import FrontierPolicy, Policy, Reason
+from router.rules import ForecastPolicy, JoinPolicy
 from router.status_view import policy_item, status_body
 from router.view import RelayView
 from router.web import AnswerError, KeyGuard, handle_errors
@@ -52,6 +53,10 @@ _CHANGE_ERRORS: Final[dict[int | str, dict[str, Any]]] = _ERRORS | {
 }
 
 
+# Rules that follow a calibration's curves: `frontier` means them again where the start meant them.
+RULES: Final = (ForecastPolicy, JoinPolicy)
+
+
 class Admin:
     """The endpoints, each a short method."""
 
@@ -62,7 +67,7 @@ class Admin:
         self._registry = registry
         self._pair = pair
         # What a calibration asks for wins over the settings; the first policy knows it.
-        first = relay.policy
+        self._first = first = relay.policy
         line = first if isinstance(first, FrontierPolicy) else relay.settings
         self._band, self._dwell = line.band, line.dwell
 
@@ -127,6 +132,8 @@ class Admin:
         line = change.model_dump(exclude_none=True).keys() & {"threshold", "scope", "band", "dwell"}
         if change.policy != "frontier" and line:
             raise PolicyError(f"{', '.join(sorted(line))}: only for the frontier policy")
+        if change.policy == "frontier" and not line and isinstance(self._first, RULES):
+            return self._first
         frontier = relay.frontier
         if change.threshold is not None:
             words = {"always": math.inf, "never": 0.0}

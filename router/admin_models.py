@@ -52,6 +52,12 @@ class DecisionItem(Shape):
     outcome: Outcome | None = Field(description="None while the request runs.")
     status: int | None
     duration: float | None = Field(description="Seconds from the decision to the end.")
+    offered: float | None = Field(None, description="Tokens/s asked for, of a rule by curves.")
+    gain: float | None = Field(
+        None,
+        description="What its sign decided: requests in flight that leaving the server in use saves"
+        " (forecast), or by how much the speculative server gains more by one more request (join).",
+    )
 
 
 class EventItem(Shape):

@@ -32,6 +32,8 @@ def agrees(
             return backend is not None and speculative is (n <= m)
         case Reason.CONTENDED if line is None:  # a policy without a line
             return backend is not None
+    if decision.offered is not None or decision.gain is not None:  # a rule that decides by curves
+        return backend is not None and _rule_agrees(decision)
     if line is None or k is None or backend is None:
         return False
     load, limit = (n + m, max(0.0, k - m)) if scope == "total" else (n, k)
@@ -53,3 +55,27 @@ def agrees(
         case _:
             fits = not speculative  # a fence
     return fits and line <= limit
+
+
+def _rule_agrees(decision: Decision) -> bool:
+    """The same for a rule that decides by curves: the sign of its gain is what decided."""
+    speculative, gain = decision.backend is Role.SPECULATIVE, decision.gain
+    match decision.reason:
+        case Reason.FORECAST_UNSURE:
+            return gain is None
+        case Reason.FORECAST:
+            return gain is not None and gain <= 0.0
+        case Reason.FORECAST_SWITCH | Reason.DWELL:
+            return gain is not None and gain > 0.0
+        case Reason.JOIN:
+            return gain is not None and speculative is (gain >= 0.0)
+        case Reason.CAP:
+            return (
+                not speculative
+                and decision.frontier is not None
+                and decision.n >= decision.frontier
+            )
+        case Reason.CONTENDED | Reason.QUEUED | Reason.KV_CACHE:
+            return True
+        case reason:
+            return reason.startswith("fence_") and not speculative

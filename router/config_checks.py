@@ -44,6 +44,9 @@ def check_line(routing: Routing) -> Iterator[Problem]:
     given = [value for value in (routing.threshold, routing.calibration) if value is not None]
     if routing.calibration is not None and "scope" in routing.model_fields_set:
         yield Problem(("calibration", "scope"), "the calibration says what its line compares")
+    if routing.rule not in {None, "threshold"} and routing.calibration is None:
+        text = "it decides by the curves of a calibration: give one, or the rule threshold"
+        yield Problem(("rule", "calibration"), text)
     if len(given) > 1:
         yield Problem(keys, "give one of them, not both")
     elif not given and routing.policy == "frontier":

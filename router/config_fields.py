@@ -33,6 +33,7 @@ from router.config_types import (
 )
 
 PolicyName = Literal["frontier", "speculative", "baseline", "least-in-flight", "round-robin"]
+RuleName = Literal["threshold", "forecast", "join-speed", "join-delay"]
 Scope = Literal["total", "speculative"]
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 
@@ -84,6 +85,10 @@ concurrency of 32 is 32. Or always, or never. This or calibration, not both. Exa
     calibration: ExistingFile | None = None
     """A measured frontier instead of a number, as a file (router/calibration.py has its schema). \
 Example: calibration.json"""
+    rule: RuleName | None = None
+    """How frontier follows a calibration: by its threshold, or by its curves (forecast for servers \
+that share GPUs, join-speed and join-delay for a GPU each). Without it the calibration says; if it \
+does not, threshold. Example: threshold"""
     scope: Scope = "total"
     """What a threshold is compared with: total counts both servers (they share GPUs), speculative \
 fills that server and lets the rest overflow (they do not). Example: speculative"""

@@ -55,6 +55,8 @@ class DecisionEntry(msgspec.Struct, gc=False):
     outcome: Outcome | None = None
     status: int | None = None
     ended_at: float | None = None
+    offered: float | None = None  # tokens/s, of a rule that decides by curves
+    gain: float | None = None  # whose sign decided there
 
     def finish(self, outcome: Outcome, status: int, now: float) -> None:
         """Note how the request ended: its outcome, the status sent, monotonic seconds."""
@@ -88,6 +90,8 @@ class DecisionView(msgspec.Struct):
     outcome: Outcome | None  # None while the request runs
     status: int | None
     duration: float | None  # seconds from the decision to the end
+    offered: float | None = None  # tokens/s
+    gain: float | None = None
 
 
 class EventView(msgspec.Struct):
@@ -130,6 +134,8 @@ class DecisionLog:
             decision.threshold,
             replay,
         )
+        if decision.offered is not None or decision.gain is not None:
+            entry.offered, entry.gain = decision.offered, decision.gain
         self._ring.append(entry)
         return entry
 
@@ -173,5 +179,10 @@ def _shown(entry: DecisionEntry | Event, offset: float) -> DecisionView | EventV
     return DecisionView(
         at, "decision", safe_id(entry.request_id), entry.route, entry.backend, entry.reason,
         entry.n, entry.m, shown_threshold(entry.frontier), shown_threshold(entry.threshold),
-        entry.replay, entry.outcome, entry.status, duration,
+        entry.replay, entry.outcome, entry.status, duration, _short(entry.offered),
+        _short(entry.gain),
     )  # fmt: skip
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

@@ -22,6 +22,8 @@ from typing import Final
 
 import msgspec
 
+from router.offered import LoadEstimate
+
 
 class Role(enum.StrEnum):
     """Which of the two servers a backend is."""
@@ -66,12 +68,15 @@ class PolicyMemory(msgspec.Struct, frozen=True, gc=False):
     """What a policy remembers between decisions.
 
     The side it is on and since when, and when the concurrency was last seen at or above the edge
-    below which the way back is open (all in seconds).
+    below which the way back is open (all in seconds). A rule that judges the load keeps its estimate
+    and the requests that it has sent since.
     """
 
     side: Role = Role.SPECULATIVE
     since: float = float("-inf")
     above_at: float = float("-inf")
+    pending: int = 0
+    estimate: LoadEstimate | None = None
 
 
 class BackendLoad(msgspec.Struct, frozen=True, gc=False):

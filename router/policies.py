@@ -7,6 +7,7 @@ changes it. Nothing is guessed: a setting that the policy has no use for is refu
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Final, Protocol
 
 from router.frontier import Frontier, Scope
@@ -20,8 +21,11 @@ from router.policy import (
     Policy,
     RoundRobinPolicy,
 )
+from router.rules import Curves, ForecastPolicy, JoinPolicy, RuleError, read_parameters
 
-NAMES: Final = ("frontier", "speculative", "baseline", "least-in-flight", "round-robin")
+# Those that decide by the curves of a calibration.
+RULES: Final = ("forecast", "join-speed", "join-delay")
+NAMES: Final = ("frontier", "speculative", "baseline", "least-in-flight", "round-robin", *RULES)
 
 
 class LineSettings(Protocol):
@@ -91,11 +95,16 @@ def make_policy(
     dwell: float = 5.0,
     marks: Marks = Marks(),  # noqa: B008  (frozen)
     fences: Fences = Fences(),  # noqa: B008  (frozen)
+    curves: Curves | None = None,
+    parameters: Mapping[str, float] = {},
 ) -> Policy:
     """The policy of this name. Raises PolicyError for an unknown name or a value out of range.
 
-    `band` is a share of the line, 0 up to but not 1; `dwell` is in seconds.
+    `band` is a share of the line, 0 up to but not 1; `dwell` is in seconds. `curves` and
+    `parameters` are for the rules.
     """
+    if name in RULES:
+        return _make_rule(name, curves, parameters, marks, fences)
     if name == "frontier":
         if frontier is None:
             raise PolicyError("policy: frontier needs a threshold or a calibration")
@@ -113,6 +122,28 @@ def make_policy(
     raise PolicyError(f"policy: none of {', '.join(NAMES)}: {name}")
 
 
+def _make_rule(
+    name: str,
+    curves: Curves | None,
+    parameters: Mapping[str, float],
+    marks: Marks,
+    fences: Fences,
+) -> Policy:
+    if curves is None:
+        raise PolicyError(f"policy: {name} needs a calibration with the curves of both servers")
+    try:
+        if name == "forecast":
+            given = read_parameters(parameters)
+            return ForecastPolicy(curves, given, marks=marks, fences=fences)
+        if parameters:
+            raise RuleError(f"there are no parameters of {name}, got {', '.join(parameters)}")
+        return JoinPolicy(
+            curves, "speed" if name == "join-speed" else "delay", marks=marks, fences=fences
+        )
+    except ValueError as error:
+        raise PolicyError(f"policy: {name}: {error}") from error
+
+
 def configured_policy(
     name: str,
     settings: LineSettings,
@@ -120,6 +151,8 @@ def configured_policy(
     *,
     band: float | None = None,
     dwell: float | None = None,
+    curves: Curves | None = None,
+    parameters: Mapping[str, float] = {},
 ) -> Policy:
     """The policy of this name with marks, fences, band and dwell as configured, or as given."""
     return make_policy(
@@ -134,6 +167,8 @@ def configured_policy(
             settings.fence_n,
             settings.fence_prompt_bytes,
         ),
+        curves=curves,
+        parameters=parameters,
     )
 
 
@@ -148,4 +183,8 @@ def policy_name(policy: Policy) -> str:
             return "least-in-flight"
         case RoundRobinPolicy():
             return "round-robin"
+        case ForecastPolicy():
+            return "forecast"
+        case JoinPolicy():
+            return f"join-{policy.by}"
     return type(policy).__name__

@@ -5,7 +5,7 @@ remembered goes out in the decision. The caller decides and counts in one synchr
 nothing can come between the look and the count.
 
 Order of `FrontierPolicy`, first match wins; the numbered cases are the numbered branches of
-`_choose`:
+`overruled`, which the rules share:
 
     1. the request is pinned to a backend;
     2. only one backend, or none, is available;
@@ -36,7 +36,7 @@ class Reason(enum.StrEnum):
     BELOW_THRESHOLD = "below_threshold"  # speculative: n < F(m)
     AT_THRESHOLD = "at_threshold"  # baseline: the line is reached
     BAND = "band"  # baseline: below the line, not yet below the band
-    DWELL = "dwell"  # baseline: below the band, not yet long enough
+    DWELL = "dwell"  # the server in use: below the band, or worth leaving, not yet long enough
     CAP = "cap"  # baseline: the speculative server runs as many as it may
     ALWAYS = "always"  # speculative: the line is infinite
     NEVER = "never"  # baseline: the line is zero
@@ -52,6 +52,10 @@ class Reason(enum.StrEnum):
     FIXED = "fixed"  # a policy that always names one backend
     LEAST_IN_FLIGHT = "least_in_flight"
     ROUND_ROBIN = "round_robin"
+    FORECAST = "forecast"  # the server in use: switching is not expected to pay
+    FORECAST_SWITCH = "forecast_switch"  # the other one from now on: switching is expected to pay
+    FORECAST_UNSURE = "forecast_unsure"  # the server in use: too little seen, or a switch under way
+    JOIN = "join"  # the server that one more request serves better
     REPLAY_CONNECT = "replay_connect"  # the first backend could not be reached
     REPLAY_REFUSED = "replay_refused"  # the first backend refused before working
 
@@ -63,7 +67,9 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     """One explained choice. `backend` is None when no backend may take the request.
 
     `frontier` is F(m) in force, which n was compared with; `threshold` is the number the line was
-    made from (K), or F(m) where it was made from none. Both are None for a policy without a line.
+    made from (K), or F(m) where it was made from none. Both are None for a policy without a line;
+    where a rule goes by the cap, both are the cap. A rule that decides by curves gives what it went by:
+    the offered load in tokens/s (0 before it has seen any) and the `gain` whose sign decided.
     """
 
     backend: Role | None
@@ -73,6 +79,8 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     frontier: float | None
     memory: PolicyMemory
     threshold: float | None = None
+    offered: float | None = None
+    gain: float | None = None
 
 
 class Policy(Protocol):
@@ -142,7 +150,7 @@ class FrontierPolicy:
         # Settled once, since a frontier never changes.
         self._number = None if frontier.scope == "table" else frontier.threshold
         self._never, self._always = frontier.never, frontier.always
-        self._fenced = fences != Fences()
+        self._fences = fences if fences != Fences() else None
 
     def decide(self, snapshot: LoadSnapshot, info: RequestInfo) -> Decision:
         """Choose a backend for one request."""
@@ -156,30 +164,13 @@ class FrontierPolicy:
             memory = PolicyMemory(BASELINE, since, snapshot.now)
         elif side is not memory.side:
             memory = PolicyMemory(side, snapshot.now)
-        backend, reason = self._choose(snapshot, info, side, reason)
+        # A line that says never is not overruled by a mark.
+        marks = None if self._never else self.marks
+        backend, reason = overruled(snapshot, info, side, reason, marks, self._fences)
         cap = spec.cap
         in_force = limit if cap is None or cap > limit else float(cap)
         number = limit if self._number is None else self._number
         return Decision(backend, reason, n, m, in_force, memory, number)
-
-    def _choose(
-        self, snapshot: LoadSnapshot, info: RequestInfo, side: Role, reason: Reason
-    ) -> tuple[Role | None, Reason]:
-        # 1. pinned
-        if info.pinned is not None:
-            return _pinned(snapshot, info.pinned)
-        # 2. availability
-        if not (snapshot.speculative.available and snapshot.baseline.available):
-            return _available(snapshot), Reason.UNAVAILABLE
-        # 3. fences
-        fence = self.fences.match(info) if self._fenced else None
-        if fence is not None:
-            return BASELINE, fence
-        # 4. the line decided `side`; 5. marks may overrule it, but for a line that says never
-        over = self.marks.exceeded(snapshot.of(side))
-        if over is None or self._never or self.marks.exceeded(snapshot.of(side.other)) is not None:
-            return side, reason
-        return side.other, over
 
     def _line(self, snapshot: LoadSnapshot, n: int, m: int, limit: float) -> tuple[Role, Reason]:
         if self._never:
@@ -200,6 +191,32 @@ class FrontierPolicy:
             if snapshot.now - snapshot.memory.above_at < self.dwell:
                 return BASELINE, DWELL
         return SPECULATIVE, BELOW_THRESHOLD
+
+
+def overruled(
+    snapshot: LoadSnapshot,
+    info: RequestInfo,
+    side: Role,
+    reason: Reason,
+    marks: Marks | None,
+    fences: Fences | None,
+) -> tuple[Role | None, Reason]:
+    """Where a request goes that load alone would send to `side`; None overrules nothing."""
+    # 1. pinned
+    if info.pinned is not None:
+        return _pinned(snapshot, info.pinned)
+    # 2. availability
+    if not (snapshot.speculative.available and snapshot.baseline.available):
+        return _available(snapshot), Reason.UNAVAILABLE
+    # 3. fences
+    fence = fences.match(info) if fences is not None else None
+    if fence is not None:
+        return BASELINE, fence
+    # 4. load decided `side`; 5. marks may overrule it
+    over = marks.exceeded(snapshot.of(side)) if marks is not None else None
+    if marks is None or over is None or marks.exceeded(snapshot.of(side.other)) is not None:
+        return side, reason
+    return side.other, over
 
 
 class FixedPolicy:

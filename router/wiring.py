@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from router.access_log import AccessLog
 from router.auth import load_keys
 from router.breaker import Breaker
+from router.calibrated import read_rule
 from router.calibration import CalibrationError, parse_calibration
 from router.doctor import Target, ask
 from router.doctor_facts import threshold_in
@@ -18,7 +19,7 @@ from router.health import HealthState, PairHealth
 from router.load import ROLES, LoadTracker, Role
 from router.metrics import RelayMetrics
 from router.pair_watch import PairWatch
-from router.policies import configured_policy, make_frontier
+from router.policies import PolicyError, configured_policy, make_frontier
 from router.poller import BODY_LIMIT, AcceptPoller, TelemetryPoller, probe_client
 from router.pool import BackendPool
 from router.pool_transport import PoolTransport
@@ -30,9 +31,11 @@ if TYPE_CHECKING:
 
     import httpx
 
+    from router.calibration import Calibration
     from router.config import Settings
     from router.frontier import Frontier
     from router.logs import LineWriter
+    from router.policy import Policy
 
 _log = logging.getLogger("crossover")
 
@@ -46,11 +49,7 @@ def read_line(settings: Settings) -> tuple[Frontier | None, float | None, float 
     Raises CalibrationError, which names the file and says why.
     """
     if settings.calibration is not None:
-        try:
-            calibration = parse_calibration(Path(settings.calibration).read_bytes())
-        except (CalibrationError, OSError) as error:
-            msg = f"calibration {settings.calibration}: {error}"
-            raise CalibrationError(msg) from error
+        calibration = _read_calibration(settings.calibration)
         if calibration.verdict == "unsure":
             _log.warning("the calibration %s is not sure of its line", settings.calibration)
         given, switch = settings.model_fields_set, calibration.switch
@@ -64,6 +63,39 @@ def read_line(settings: Settings) -> tuple[Frontier | None, float | None, float 
     return None, None, None
 
 
+def _read_calibration(path: Path) -> Calibration:
+    try:
+        return parse_calibration(Path(path).read_bytes())
+    except (CalibrationError, OSError) as error:
+        msg = f"calibration {path}: {error}"
+        raise CalibrationError(msg) from error
+
+
+def first_policy(settings: Settings) -> tuple[Policy, Frontier | None]:
+    """The policy that the settings and the calibration ask for, and the configured line.
+
+    Raises CalibrationError as `read_line` does, and where a rule cannot be made of what is there.
+    """
+    frontier, band, dwell = read_line(settings)
+    name, rule = settings.policy, None
+    if name == "frontier" and settings.calibration is not None:
+        rule = read_rule(_read_calibration(settings.calibration), settings.rule)
+    try:
+        policy = configured_policy(
+            name if rule is None else rule.name,
+            settings,
+            frontier,
+            band=band,
+            dwell=dwell,
+            curves=rule.curves if rule is not None else None,
+            parameters=rule.parameters if rule is not None else {},
+        )
+    except PolicyError as error:
+        msg = f"calibration {settings.calibration}: {error}"
+        raise CalibrationError(msg) from error
+    return policy, frontier
+
+
 def build_relay(
     settings: Settings,
     writer: LineWriter,
@@ -71,8 +103,8 @@ def build_relay(
     call_later: Callable[[float, Callable[[], None]], object],
     clock: Callable[[], float] = time.monotonic,
 ) -> Relay:
-    """One relay, not yet listening. Raises CalibrationError as `read_line` does."""
-    frontier, band, dwell = read_line(settings)
+    """One relay, not yet listening. Raises CalibrationError as `first_policy` does."""
+    policy, frontier = first_policy(settings)
     tracker = LoadTracker(stale_after=settings.telemetry_stale)
     health = PairHealth(
         tracker,
@@ -88,7 +120,7 @@ def build_relay(
     )
     return Relay(
         settings,
-        policy=configured_policy(settings.policy, settings, frontier, band=band, dwell=dwell),
+        policy=policy,
         frontier=frontier,
         tracker=tracker,
         health=health,
@@ -186,4 +218,4 @@ class Watchers:
         )
 
 
-__all__ = ["CalibrationError", "Watchers", "build_relay", "read_line"]
+__all__ = ["CalibrationError", "Watchers", "build_relay", "first_policy", "read_line"]

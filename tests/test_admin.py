@@ -115,7 +115,7 @@ def test_decisions_are_explained(reader: Admin) -> None:
     assert items[2] == {
         "kind": "decision", "time": UNIX - 2, "request_id": "r-1", "route": "chat_completions",
         "backend": "speculative", "reason": "below_threshold", "n": 3, "m": 1, "frontier": 7.0, "threshold": 8.0,
-        "replay": False, "outcome": "ok", "status": 200, "duration": 1.0,
+        "replay": False, "outcome": "ok", "status": 200, "duration": 1.0, "offered": None, "gain": None,
     }  # fmt: skip
 
 

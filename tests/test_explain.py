@@ -119,6 +119,16 @@ def test_filters_choose_by_reason_and_backend() -> None:
     assert log.view()[0] == EventView(4904.0, "event", "drain", "baseline")
 
 
+def test_a_rules_numbers_are_shown() -> None:
+    """A rule that decides by curves shows the load that it saw and the gain whose sign decided."""
+    log = make_log()
+    made = Decision(SPEC, Reason.FORECAST, 3, 1, None, PolicyMemory(), None, 812.5, -1.23456)
+    log.add(1.0, "a", "generate", made)
+    (shown,) = log.view()
+    assert isinstance(shown, DecisionView)
+    assert (shown.frontier, shown.offered, shown.gain) == (None, 812.5, -1.2346)
+
+
 def test_an_infinite_threshold_is_a_word() -> None:
     """JSON has no infinity, so a line that is never reached is shown as the word."""
     log = make_log()

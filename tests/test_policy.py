@@ -808,8 +808,22 @@ def say(
     m: int = 0,
     frontier: float | None = None,
     k: float | None = None,
+    offered: float | None = None,
+    gain: float | None = None,
 ) -> Decision:
-    return Decision(backend, reason, n, m, frontier, PolicyMemory(), k)
+    return Decision(backend, reason, n, m, frontier, PolicyMemory(), k, offered, gain)
+
+
+def by_rule(
+    reason: Reason,
+    backend: Role | None,
+    gain: float | None,
+    n: int = 0,
+    cap: float | None = None,
+    offered: float | None = 900.0,
+) -> Decision:
+    """What a rule that decides by curves says."""
+    return say(reason, backend, n, 3, cap, cap, offered, gain)
 
 
 R = Reason
@@ -849,6 +863,16 @@ AGREEING = [
     (say(R.LEAST_IN_FLIGHT, BASE, 3, 2), TOTAL),
     (say(R.REPLAY_CONNECT, BASE, 3, 2, 8, 8), TOTAL),
     (say(R.REPLAY_REFUSED, SPEC, 99, 2, 8, 8), TOTAL),
+    (by_rule(R.FORECAST, SPEC, -2.0), TOTAL),
+    (by_rule(R.FORECAST, BASE, 0.0), TOTAL),
+    (by_rule(R.FORECAST_SWITCH, BASE, 0.1), TOTAL),
+    (by_rule(R.FORECAST_UNSURE, SPEC, None, offered=0.0), TOTAL),
+    (by_rule(R.DWELL, BASE, 3.0), TOTAL),
+    (by_rule(R.CAP, BASE, None, 4, 4.0), TOTAL),
+    (by_rule(R.FENCE_CHOICES, BASE, None), TOTAL),
+    (by_rule(R.QUEUED, BASE, -1.0), TOTAL),
+    (by_rule(R.JOIN, SPEC, 0.0, offered=None), TOTAL),
+    (by_rule(R.JOIN, BASE, -0.1, offered=None), TOTAL),
 ]
 CONTRADICTING = [
     (say(R.BELOW_THRESHOLD, SPEC, 8, 2, 8, 10), TOTAL),
@@ -890,6 +914,20 @@ CONTRADICTING = [
     (say(R.LEAST_IN_FLIGHT, SPEC, 4, 3), TOTAL),
     (say(R.LEAST_IN_FLIGHT, BASE, 3, 3), TOTAL),
     (say(R.LEAST_IN_FLIGHT, None, 3, 3), TOTAL),
+    (by_rule(R.FORECAST, SPEC, 2.0), TOTAL),
+    (by_rule(R.FORECAST, SPEC, None), TOTAL),
+    (by_rule(R.FORECAST, None, -2.0), TOTAL),
+    (by_rule(R.FORECAST_SWITCH, BASE, 0.0), TOTAL),
+    (by_rule(R.FORECAST_UNSURE, SPEC, 1.0), TOTAL),
+    (by_rule(R.DWELL, BASE, -3.0), TOTAL),
+    (by_rule(R.CAP, BASE, None, 3, 4.0), TOTAL),
+    (by_rule(R.CAP, BASE, None, 3), TOTAL),
+    (by_rule(R.FENCE_CHOICES, SPEC, None), TOTAL),
+    (by_rule(R.BELOW_THRESHOLD, SPEC, -1.0), TOTAL),
+    (by_rule(R.JOIN, SPEC, -0.1, offered=None), TOTAL),
+    (by_rule(R.JOIN, BASE, 0.1, offered=None), TOTAL),
+    (say(R.JOIN, BASE), TOTAL),
+    (say(R.FORECAST_UNSURE, BASE), TOTAL),
 ]
 
 

@@ -1,0 +1,188 @@
+"""What `loadtest compare` does: read the pair and the load, play every arrangement, say what to run."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+from rich.console import Console
+from rich.progress import track
+
+from loadtest.arms import (
+    Level,
+    arm_curves,
+    curve_from_levels,
+    read_trace_file,
+    shipped_trace,
+)
+from loadtest.compare import Gpus, Load, Outcome, Pair, advice, arrangements, play
+from loadtest.compare_report import PlotError, draw, show
+from loadtest.curve_files import read_curve
+from loadtest.service import CurveError, ServiceCurve
+from loadtest.simulator_contention import H200, Contention, Overlap
+from loadtest.simulator_load import Row, day, steps
+from router.calibration import Calibration, CalibrationError, Curve, parse_calibration
+
+DAY_S: Final = 900.0
+STEP_S: Final = 120.0
+PLOTTED: Final = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
+PLOTTED_S: Final = 240.0
+
+
+class InputError(ValueError):
+    """What was given cannot be used; the text says what and how to mend it."""
+
+
+class Given(NamedTuple):
+    """The command line."""
+
+    curves: str | None
+    calibration: Path | None
+    arm: str | None
+    trace: Path | None
+    scale: float
+    low: float
+    shape: Literal["steady", "steps", "day"]
+    seconds: float
+    judged_after: float | None
+    gpus: Gpus
+    plot: Path | None
+
+
+def run_compare(given: Given, console: Console | None = None) -> list[Outcome]:
+    """Play, print, and draw if asked to. Raises InputError."""
+    console = console or Console()
+    try:
+        pair = read_pair(given)
+        rows = shipped_trace() if given.trace is None else read_trace_file(given.trace)
+        load = make_load(given)
+        outcomes = [
+            play(each, load, rows)
+            for each in track(arrangements(pair), "Simulating", console=console, transient=True)
+        ]
+        show(console, outcomes, _title(pair, load, given))
+        console.print(advice(outcomes, given.gpus))
+        if given.plot is not None:
+            over_load(given, pair, rows, given.plot, console)
+    except (CurveError, CalibrationError, PlotError, ValueError) as error:
+        raise InputError(str(error)) from error
+    except OSError as error:
+        raise InputError(f"{given.plot}: {error.strerror}") from error
+    return outcomes
+
+
+def make_load(given: Given) -> Load:
+    """The load that the command line asks for."""
+    after = given.judged_after
+    if after is None:
+        after = min(60.0, given.seconds / 4.0) if given.shape == "steady" else 0.0
+    if given.shape == "steady":
+        return Load(f"x{given.scale:g}", given.scale, given.seconds, after)
+    if given.low >= given.scale:
+        raise InputError(f"--low {given.low:g} is not below --scale {given.scale:g}")
+    name = f"{given.shape} from x{given.low:g} to x{given.scale:g}"
+    changing = (
+        steps((given.low, given.scale), STEP_S)
+        if given.shape == "steps"
+        else day(given.low, given.scale, DAY_S)
+    )
+    return Load(name, changing, given.seconds, after)
+
+
+def over_load(given: Given, pair: Pair, rows: Sequence[Row], path: Path, console: Console) -> None:
+    """Draw every arrangement at shares of the scale."""
+    scales = [share * given.scale for share in PLOTTED]
+    loads = [Load(f"x{scale:g}", scale, PLOTTED_S, PLOTTED_S / 4.0) for scale in scales]
+    found = {
+        each.name: [play(each, load, rows) for load in loads]
+        for each in track(arrangements(pair), "Over load", console=console, transient=True)
+    }
+    draw(path, scales, found)
+    console.print(f"The picture over load is in {path}.")
+
+
+def read_pair(given: Given) -> Pair:
+    """Both servers. Raises InputError unless there is exactly one source of them."""
+    sources = [source for source in (given.curves, given.calibration, given.arm) if source]
+    if len(sources) != 1:
+        raise InputError(
+            "name the servers by one of --curves base=FILE,spec=FILE, --calibration FILE, --arm NAME"
+        )
+    if given.arm is not None:
+        speculative, baseline = arm_curves(given.arm)
+        return Pair(
+            speculative=speculative,
+            baseline=baseline,
+            contention=H200,
+            gpus=given.gpus,
+            prompt_tokens=0,
+        )
+    if given.calibration is not None:
+        return _calibrated(given.calibration, given.gpus)
+    files = dict(part.partition("=")[::2] for part in (given.curves or "").split(","))
+    if not {"base", "spec"} <= set(files) <= {"base", "spec", "adaptive"}:
+        raise InputError("--curves names base=FILE,spec=FILE and may name adaptive=FILE")
+    read: dict[str, ServiceCurve] = {name: read_curve(Path(path)) for name, path in files.items()}
+    return Pair(
+        speculative=read["spec"],
+        baseline=read["base"],
+        contention=_kept(read["spec"], read["base"]),
+        gpus=given.gpus,
+        adaptive=read.get("adaptive"),
+    )
+
+
+def _kept(speculative: ServiceCurve, baseline: ServiceCurve) -> Contention:
+    """What the curves say of an overlap; the shares measured on an H200 where they say nothing."""
+    named = speculative.kept_share, baseline.kept_share
+    default = ServiceCurve(label="", source="", points=((1, 1.0),)).kept_share
+    return H200 if named == (default, default) else Contention.constant(*named)
+
+
+def _calibrated(path: Path, gpus: Gpus) -> Pair:
+    try:
+        found: Calibration = parse_calibration(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+    if found.curves is None:
+        raise InputError(f"{path} has no curves: make it with loadtest fit, or name them")
+    return Pair(
+        speculative=_from_points(found.curves.speculative, "speculative"),
+        baseline=_from_points(found.curves.baseline, "baseline"),
+        contention=_overlaps(found),
+        gpus=gpus,
+        prompt_tokens=0,
+    )
+
+
+def _from_points(curve: Curve, label: str) -> ServiceCurve:
+    return curve_from_levels(
+        (
+            Level(point.concurrency, point.tokens_per_second, None, point.accept_length)
+            for point in curve.points
+        ),
+        label,
+    )
+
+
+def _overlaps(calibration: Calibration) -> Contention:
+    """The overlaps in a calibration; the ones measured on an H200 where it has none."""
+    measured = getattr(calibration, "contention", None)
+    points = [
+        Overlap(round(o.n), round(o.m), min(1.0, o.speculative), min(1.0, o.baseline))
+        for o in (measured.overlaps if measured is not None else ())
+        if o.speculative is not None and o.baseline is not None
+    ]
+    return Contention(tuple(points)) if points else H200
+
+
+def _title(pair: Pair, load: Load, given: Given) -> str:
+    kept = "separate GPUs"
+    if given.gpus == 1:
+        points = pair.contention.points
+        low = statistics.fmean(point.speculative_share for point in points)
+        high = statistics.fmean(point.baseline_share for point in points)
+        kept = f"one GPU, {low:.2f} and {high:.2f} of their speed in an overlap"
+    return f"{load.name}, {load.seconds:g} s, judged after {load.judged_after:g} s; {kept}"
