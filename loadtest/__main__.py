@@ -9,6 +9,7 @@ import typer
 from typer.exceptions import TyperException
 
 from loadtest.bench import bench
+from loadtest.calibrate_cli import calibrate
 from loadtest.compare_cli import compare
 from loadtest.demo_cli import demo
 from loadtest.engine_cli import engine
@@ -23,6 +24,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("bench")(bench)
+app.command("calibrate")(calibrate)
 app.command("compare")(compare)
 app.command("demo")(demo)
 app.command("engine")(engine)

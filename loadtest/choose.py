@@ -39,13 +39,14 @@ class SwitchRule(msgspec.Struct, frozen=True):
     runner_up: str
     lead: float  # by how much the runner-up is slower, as a share
     scores: dict[str, float]  # by candidate: 1 is the best at every load
+    label: str = ""  # the candidate in full, where its parameters are part of what it is
 
     @property
     def sentence(self) -> str:
         """What was found, in a sentence."""
         if self.lead < TIE:
-            return f"{self.name} is as good as {self.runner_up} and simpler"
-        return f"{self.name} is best; {self.runner_up}, the next, is {self.lead:.1%} slower"
+            return f"{self.label} is as good as {self.runner_up} and simpler"
+        return f"{self.label} is best; {self.runner_up}, the next, is {self.lead:.1%} slower"
 
 
 def best_rule(
@@ -90,6 +91,7 @@ def best_rule(
         FIXED.get(second, second),
         scores[second] / scores[first] - 1.0,
         {FIXED.get(name, name): score for name, score in scores.items()},
+        FIXED.get(first, first),
     )
 
 

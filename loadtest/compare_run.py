@@ -20,8 +20,9 @@ from loadtest.arms import (
 from loadtest.compare import Gpus, Load, Outcome, Pair, advice, arrangements, play
 from loadtest.compare_report import PlotError, draw, show
 from loadtest.curve_files import read_curve
+from loadtest.ruled import overlaps_of
 from loadtest.service import CurveError, ServiceCurve
-from loadtest.simulator_contention import H200, Contention, Overlap
+from loadtest.simulator_contention import H200, Contention
 from loadtest.simulator_load import Row, day, steps
 from router.calibration import Calibration, CalibrationError, Curve, parse_calibration
 
@@ -151,7 +152,7 @@ def _calibrated(path: Path, gpus: Gpus) -> Pair:
     return Pair(
         speculative=_from_points(found.curves.speculative, "speculative"),
         baseline=_from_points(found.curves.baseline, "baseline"),
-        contention=_overlaps(found),
+        contention=overlaps_of(found),
         gpus=gpus,
         prompt_tokens=0,
     )
@@ -165,17 +166,6 @@ def _from_points(curve: Curve, label: str) -> ServiceCurve:
         ),
         label,
     )
-
-
-def _overlaps(calibration: Calibration) -> Contention:
-    """The overlaps in a calibration; the ones measured on an H200 where it has none."""
-    measured = getattr(calibration, "contention", None)
-    points = [
-        Overlap(round(o.n), round(o.m), min(1.0, o.speculative), min(1.0, o.baseline))
-        for o in (measured.overlaps if measured is not None else ())
-        if o.speculative is not None and o.baseline is not None
-    ]
-    return Contention(tuple(points)) if points else H200
 
 
 def _title(pair: Pair, load: Load, given: Given) -> str:

@@ -82,15 +82,21 @@ def fit(
     slo_token_ms: Annotated[
         float | None, typer.Option(help="Limit for the time per token after it.", min=0.001)
     ] = None,
+    no_rule: Annotated[
+        bool, typer.Option("--no-rule", help="Do not try the switch rules on the curves.")
+    ] = False,
 ) -> None:
     """Find where the two curves cross, how sure that is, and write it down for `crossover serve`.
 
     Reads sweep files of this project, request records, and the results of sglang.benchmark.serving,
-    bench_one_batch_server, GuideLLM and AIPerf. The last line printed is the verdict: never,
-    always, at or unsure. Exit code 0: written. 2: the input cannot be used.
+    bench_one_batch_server, GuideLLM and AIPerf. Where there is a line, the switch rules are
+    simulated on the curves, and the best is written too. The last line printed is the verdict:
+    never, always, at or unsure. Exit code 0: written. 2: the input cannot be used.
     """
     from loadtest.conditions import FitError
     from loadtest.fit_words import describe
+    from loadtest.ruled import with_rule
+    from loadtest.service import CurveError
     from loadtest.values import SweepError
     from router.calibration import format_calibration
 
@@ -99,8 +105,9 @@ def fit(
     command = _command(baseline, speculative, contention, gpus, objective, limits_ms, out)
     try:
         made = _fitted(baseline, speculative, contention, gpus, objective, limits, command)
+        made = made if no_rule else with_rule(made)
         out.write_bytes(format_calibration(made))
-    except (SweepError, FitError) as error:
+    except (SweepError, FitError, CurveError) as error:
         print(f"loadtest: {error}", file=sys.stderr)
         raise typer.Exit(2) from error
     except OSError as error:

@@ -4,7 +4,8 @@ Pure: bytes in, sweeps out. A file that is none of the known formats is refused 
 
 | format | what it is told by |
 | --- | --- |
-| sweep file of this project (`loadtest/data/README.md`) | `points` with `C` and `out_tok_s` |
+| `sweep.json` of `loadtest sweep` | `schema` crossover.sweep/1 |
+| sweep file (`loadtest/data/README.md`) | `points` with `C` and `out_tok_s` |
 | our request records, JSON lines | `id`, `started`, `ended` |
 | `sglang.benchmark.serving` (`bench_serving`), JSON lines | `output_throughput`, `duration` |
 | `bench_one_batch_server`, JSON lines | `batch_size`, `latency`, `output_throughput` |
@@ -24,6 +25,7 @@ from typing import Any, Final
 
 import msgspec
 
+from loadtest.import_own import is_own, own
 from loadtest.import_sglang import one_batch, serving
 from loadtest.import_tools import aiperf, guidellm
 from loadtest.points import Fact, Measured, Sweep, from_records
@@ -34,7 +36,7 @@ from router.load import Role
 Document = Mapping[str, Any]
 
 EXPECTED: Final = (
-    "expected a sweep file (points with C and out_tok_s), request records, the JSON lines of"
+    "expected a sweep.json, a sweep file (points with C and out_tok_s), request records, the JSON lines of"
     " sglang.benchmark.serving or bench_one_batch_server, GuideLLM's benchmarks.json or AIPerf's"
     " profile_export_aiperf.json"
 )
@@ -189,6 +191,7 @@ def _is_aiperf(document: Document) -> bool:
 
 _Read = Callable[[Sequence[Document], str], list[Sweep]]
 _FORMATS: Final[tuple[tuple[Callable[[Document], bool], _Read], ...]] = (
+    (is_own, own),
     (_is_sweep, _sweep),
     (_is_records, _records),
     (_is_one_batch, one_batch),

@@ -111,7 +111,7 @@ def sweep(
         targets=tuple(zip(role, url, strict=True)),
         out=out,
         plan=_plan(levels, rate, passes),
-        pace=_pace(seconds, most_seconds, warm_up, most_warm_up, per_slot),
+        pace=pace_of(seconds, most_seconds, warm_up, most_warm_up, per_slot),
         prompts=prompts,
         input_tokens=input_tokens,
         output_tokens=output_tokens,
@@ -123,7 +123,7 @@ def sweep(
         model=model,
         key=os.environ.get(KEY_ENV) or None,
         timeout=timeout,
-        command=_command(),
+        command=command_given(),
     )
     raise typer.Exit(_run(options))
 
@@ -148,9 +148,9 @@ def _run(options: Options) -> int:
     except (PromptError, SweepError) as error:
         raise typer.BadParameter(str(error)) from error
     except KeyboardInterrupt:
-        return _stopped(INTERRUPTED)
+        return say_stopped(INTERRUPTED)
     except asyncio.CancelledError:
-        return _stopped(TERMINATED)
+        return say_stopped(TERMINATED)
     Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False).print(report(found))
     print(f"Written to {options.out}")
     return 0
@@ -168,12 +168,13 @@ async def _until_told(options: Options, show: Lines) -> Sweep:
         loop.remove_signal_handler(signal.SIGTERM)
 
 
-def _stopped(code: int) -> int:
+def say_stopped(code: int) -> int:
+    """Say how to go on; the exit code."""
     print("Stopped; the same command goes on from here.", file=sys.stderr)
     return code
 
 
-def _command() -> str:
+def command_given() -> str:
     """What was typed; a password in a URL is left out."""
     words = ["loadtest", *sys.argv[1:]]
     return shlex.join(_without_user(word) for word in words)
@@ -191,15 +192,15 @@ def _plan(levels: str, rate: str | None, passes: int) -> Plan:
 
     if rate is not None:
         return Plan(rates=_rates(rate), passes=passes)
-    return Plan(levels=_levels(levels), passes=passes)
+    return Plan(levels=levels_in(levels), passes=passes)
 
 
-def _pace(
+def pace_of(
     seconds: float,
     most_seconds: float | None,
     warm_up: float,
-    most_warm_up: float,
-    per_slot: float,
+    most_warm_up: float = 120.0,
+    per_slot: float = 3.0,
 ) -> Pace:
     """Bounds are never below what they bound."""
     from loadtest.sweep_schema import Pace
@@ -214,7 +215,8 @@ def _pace(
     )
 
 
-def _levels(text: str) -> tuple[int, ...]:
+def levels_in(text: str) -> tuple[int, ...]:
+    """Levels as they are written."""
     try:
         found = tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:

@@ -96,9 +96,8 @@ class Phases:
             return min(elapsed, pace.warm_up_s) / whole
         if self.phase is Phase.WINDOW:
             lasted = elapsed - self.window_start
-            done = min(
-                lasted / pace.window_s, max(self.answers / self.wanted, _share(lasted, pace))
-            )
+            answered = self.answers / self.wanted if self.wanted else 1.0
+            done = min(lasted / pace.window_s, max(answered, _share(lasted, pace)))
             return (pace.warm_up_s + pace.window_s * min(1.0, done)) / whole
         return 1.0
 

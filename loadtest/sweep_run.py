@@ -11,9 +11,9 @@ import datetime as dt
 import fcntl
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -71,10 +71,29 @@ def real_instruments() -> Instruments:
     return Instruments(time.monotonic, asyncio.sleep, time.process_time)
 
 
-async def run_sweep(
-    options: Options, show: Show, *, instruments: Instruments | None = None
-) -> Sweep:
-    """Measure what is not measured yet; the whole sweep. Raises SweepError, PromptError."""
+class Prepared(NamedTuple):
+    """Everything that a sweep needs; the directory and the clients are open."""
+
+    directory: SweepDirectory
+    targets: list[Target]
+    asker: Asker
+    wanted: Sweep
+    tools: Instruments
+
+    async def run(self, show: Show) -> Sweep:
+        """Measure what is not measured yet; the whole sweep. Raises SweepError."""
+        sweep = ConcurrencySweep(
+            self.directory, self.targets, self.asker, self.wanted, self.tools, _now, show,
+            summary_text,
+        )  # fmt: skip
+        return await sweep.run()
+
+
+@contextlib.asynccontextmanager
+async def prepared(
+    options: Options, *, instruments: Instruments | None = None
+) -> AsyncIterator[Prepared]:
+    """Ask the servers what they are and open what a sweep needs. Raises SweepError, PromptError."""
     tools = instruments or real_instruments()
     with _opened(options.out) as directory:
         async with contextlib.AsyncExitStack() as stack:
@@ -99,10 +118,15 @@ async def run_sweep(
                 plan=options.plan,
                 servers=servers,
             )
-            sweep = ConcurrencySweep(
-                directory, targets, asker, wanted, tools, _now, show, summary_text
-            )
-            return await sweep.run()
+            yield Prepared(directory, targets, asker, wanted, tools)
+
+
+async def run_sweep(
+    options: Options, show: Show, *, instruments: Instruments | None = None
+) -> Sweep:
+    """Measure what is not measured yet; the whole sweep. Raises SweepError, PromptError."""
+    async with prepared(options, instruments=instruments) as ready:
+        return await ready.run(show)
 
 
 def _asker(options: Options, servers: Sequence[Server]) -> tuple[Asker, Workload]:

@@ -101,7 +101,7 @@ def read_facts(bodies: Bodies) -> ServerFacts:
         context=min(lengths) if lengths else _whole(live.get("context_length")),
         accelerator=_text(loads.get("accelerator")),
         cap=_cap(live, states, loads),
-        graph_ceiling=_graph_ceiling(live),
+        graph_ceiling=read_graph_ceiling(live),
         mem_fraction_static=readings.number(live.get("mem_fraction_static"), 0.0, 1.0),
         algorithm=_algorithm(live),
         accept_lifetime=_lifetime(states, loads),
@@ -183,7 +183,7 @@ def _cap(live: dict[str, Any], states: list[Any], loads: dict[str, Any]) -> int 
     return sum(caps) if caps else _whole(live.get("max_running_requests"))
 
 
-def _graph_ceiling(live: dict[str, Any]) -> int | None:
+def read_graph_ceiling(live: dict[str, Any]) -> int | None:
     """From `cuda_graph_config` (new), or the flags that it replaced."""
     decode = _inner(_inner(live, "cuda_graph_config"), "decode")
     if decode.get("backend") == "disabled" or any(

@@ -38,6 +38,7 @@ PURE = {
         "errors",
         "exchange",
         "exchange_core",
+        "fingerprint",
         "flow",
         "framing",
         "frontier",

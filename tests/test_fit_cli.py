@@ -22,7 +22,8 @@ def run_fit(
 ) -> tuple[int, Path]:
     out = tmp_path / "calibration.json"
     arguments = ["--baseline", *map(str, baseline), "--speculative", *map(str, speculative)]
-    return main(["fit", *arguments, *more, "--out", str(out)]), out
+    # Rules are simulated for seconds; one test has them.
+    return main(["fit", *arguments, *more, "--no-rule", "--out", str(out)]), out
 
 
 @pytest.fixture(scope="session")
@@ -157,3 +158,21 @@ def test_input_that_cannot_be_used(
     assert why in said
     assert said.count("\n") == 1
     assert not out.exists()
+
+
+def test_a_rule_is_chosen_on_the_curves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A fit that has a line tries the rules on it, writes the best, and says by how much it leads."""
+    out = tmp_path / "calibration.json"
+    files = [str(SWEEPS / name) for name in ("k4.json", "k4_rerun.json")]
+    code = main(
+        ["fit", "--baseline", str(SWEEPS / "base.json"), "--speculative", *files,
+         "--contention", str(SWEEPS / "contention"), "--out", str(out)]
+    )  # fmt: skip
+    assert code == 0
+    found = parse_calibration(out.read_bytes())
+    assert found.switch_rule is not None or found.switch.band is not None
+    (said,) = [note for note in found.notes if note.startswith("simulated on these curves: ")]
+    assert re.search(
+        r" is (best; .*, the next, is \d+\.\d% slower|as good as .* and simpler)$", said
+    )
+    assert said in capsys.readouterr().out

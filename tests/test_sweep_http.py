@@ -20,7 +20,7 @@ from rich.console import Console
 from loadtest.__main__ import main
 from loadtest.engine import EngineConfig, RunningEngine, running_engine
 from loadtest.record import read_records
-from loadtest.sweep_cli import _command
+from loadtest.sweep_cli import command_given
 from loadtest.sweep_level import Progress
 from loadtest.sweep_phases import Phase
 from loadtest.sweep_run import Options, run_sweep
@@ -309,7 +309,7 @@ def test_command_without_password(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command in the file is as typed, but for users and passwords in URLs."""
     typed = ["/x/loadtest", "sweep", "--url", "https://a:b@h/v1", "--out", "my dir"]
     monkeypatch.setattr(sys, "argv", typed)
-    assert _command() == "loadtest sweep --url https://h/v1 --out 'my dir'"
+    assert command_given() == "loadtest sweep --url https://h/v1 --out 'my dir'"
 
 
 def test_a_bar_in_a_terminal() -> None:

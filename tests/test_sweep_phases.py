@@ -137,3 +137,12 @@ def test_share_never_falls(steps: list[float], slots: int) -> None:
         before = share
     if phases.phase in {Phase.TAIL, Phase.OVER}:
         assert before == 1.0
+
+
+def test_a_window_that_waits_for_no_answers_has_a_share_too() -> None:
+    """Without a number of answers to wait for, time alone says how far a window is."""
+    phases = Phases(1, Pace(warm_up_s=0, window_s=10, most_window_s=10, per_slot=0))
+    phases.sent(0)
+    phases.ended(0)
+    assert phases.advance(0.0) is Phase.WINDOW
+    assert phases.share(5.0) == pytest.approx(0.5)
