@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from loadtest import policy_table
+from loadtest import held_out, policy_table
 from loadtest.__main__ import app
 from loadtest.arms import (
     ARMS,
@@ -363,3 +363,35 @@ def test_every_reason_of_the_rules_is_explained() -> None:
     run = play(rules(pair())[2], Load("x2", 2.0, 30.0, 0.0), ROWS)
     assert run.requests > 0
     assert {Reason.FORECAST, Reason.FORECAST_SWITCH, Reason.FORECAST_UNSURE} <= set(Reason)
+
+
+def test_windows_of_a_trace_are_brought_to_one_load() -> None:
+    """A window starts at its minute, and one that asks for half as much is played twice as fast."""
+    rows = [Row(float(at), 10, 50) for at in range(1300)]
+    part = held_out.window(rows, 10)
+    assert (len(part), part[0].at, part[-1].at) == (600, 0.0, 599.0)
+    assert held_out.tokens_per_second(part) == 50.0
+    assert held_out.scaled(Load("a", 3.0, 1.0), 2.0).scale == 6.0
+    moving = held_out.scaled(Load("b", lambda now: now, 1.0), 2.0).scale
+    assert callable(moving)
+    assert moving(4.0) == 8.0
+    with pytest.raises(CurveError, match="from minute 50 on"):
+        held_out.window(rows, 50)
+
+
+def test_the_held_out_table() -> None:
+    """Each rule has a line with its ratios to the better single server; those have none."""
+    rows = shipped_trace()
+    loads = [Load("1", 1.0, 70.0), Load("steps", 2.0, 30.0, 0.0)]
+    found = held_out.measure(rows, [0.0], loads, ["topk4-2.8"])
+    assert "speculative only" not in found
+    assert found["forecast"][0] == held_out.Ratio("1", 1.0, 1.0)
+    assert found["least in-flight"][0].mean > 1.2
+    assert "| forecast | 1 of 1 | 1.00 | 1.00 | 1.000 | 1.000 | 0 of 1 |" in held_out.summary(found)
+
+
+@pytest.mark.parametrize("arguments", [[], ["/nope", "1"], ["/nope", "x"]])
+def test_held_out_says_what_is_wrong(arguments: list[str], capsys: Any) -> None:
+    """A missing trace, no minute and one that is none are one line and exit code 2."""
+    assert held_out.main(arguments) == 2
+    assert capsys.readouterr().err.startswith("loadtest.held_out: ")
