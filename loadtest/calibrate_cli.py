@@ -87,10 +87,8 @@ def calibrate(
 
     Asks crossover doctor first, sweeps both servers in turns for each class of prompts, then both
     at once, fits the curves and tries the rules on them. An API key is taken from LOADTEST_API_KEY.
-    The last line printed is the verdict: never, always, at or unsure.
-
-    Exit code 0: written; 1: the doctor objects, or a server failed (what is measured is kept);
-    2: a bad value.
+    The last line printed is the verdict: never, always, at or unsure. Exit code 0: written; 1: the
+    doctor objects, or a server failed (what is measured is kept); 2: a bad value.
     """
     from loadtest.calibrate import Wanted
     from loadtest.objectives import Slo
@@ -117,18 +115,13 @@ def calibrate(
         timeout=timeout,
         command=command_given(),
     )
-    if not no_doctor and not _sound(wanted) and not anyway:
-        print(
-            "loadtest calibrate: nothing was measured, since it would be of something else than it"
-            " says; mend what is found, or give --anyway",
-            file=sys.stderr,
-        )
-        raise typer.Exit(1)
+    if not no_doctor:
+        _examine(wanted, anyway=anyway)
     raise typer.Exit(_run(wanted, out))
 
 
-def _sound(wanted: Wanted) -> bool:
-    """Ask the doctor, and show what it found."""
+def _examine(wanted: Wanted, *, anyway: bool) -> None:
+    """Ask the doctor and show what it found. Exit 1 when that spoils a calibration."""
     from rich.console import Console
 
     from loadtest.sweep_view import WIDTH
@@ -143,7 +136,13 @@ def _sound(wanted: Wanted) -> bool:
         print(f"loadtest calibrate: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
     show(looked, Console(stderr=True, width=None if sys.stderr.isatty() else WIDTH))
-    return looked.examination.sound
+    if not looked.examination.sound and not anyway:
+        print(
+            "loadtest calibrate: nothing was measured, since it would be of something else than it"
+            " says; mend what is found, or give --anyway",
+            file=sys.stderr,
+        )
+        raise typer.Exit(1)
 
 
 def _run(wanted: Wanted, out: Path) -> int:

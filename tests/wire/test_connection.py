@@ -7,6 +7,7 @@ limits in number and time, faults of our own. Shutdown is in `tests/test_drain.p
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import logging
 import re
@@ -23,7 +24,7 @@ from router.frontend import RelayProtocol
 from router.receiving import MAX_AHEAD
 from tests.scripted_backend import STREAM_HEAD, Call, chunk, event, response
 from tests.stack import Stack, until
-from tests.wire.stage import Client, Exploding, Stage, staged, statuses, talk
+from tests.wire.stage import Client, Exploding, Stage, explode, staged, statuses, talk
 
 BODY = b'{"messages":[]}'
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 15\r\n\r\n" + BODY
@@ -498,7 +499,10 @@ def break_the_policy(stack: Stack) -> None:
 
 
 def break_the_pools(stack: Stack) -> None:
-    stack.relay.pools = Exploding()  # type: ignore[assignment]
+    broken = {role: copy.copy(pool) for role, pool in stack.relay.pools.items()}
+    for pool in broken.values():
+        pool.take = explode  # type: ignore[method-assign]
+    stack.relay.pools = broken
 
 
 @pytest.mark.parametrize("harm", [break_the_keys, break_the_policy, break_the_pools])
