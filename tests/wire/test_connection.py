@@ -501,7 +501,7 @@ def break_the_policy(stack: Stack) -> None:
 def break_the_pools(stack: Stack) -> None:
     broken = {role: copy.copy(pool) for role, pool in stack.relay.pools.items()}
     for pool in broken.values():
-        pool.take = explode  # type: ignore[method-assign]
+        pool.take = explode  # type: ignore[assignment, method-assign]
     stack.relay.pools = broken
 
 
