@@ -98,9 +98,10 @@ again, as a share of it: 0.2 of 32 is 25.6. 0 is no band. Example: 0.1"""
     dwell: SecondsOrZero = 5.0
     """How long it must have been below that. Leaving the speculative server never waits. \
 Example: 20s"""
-    queue_mark: CountOrZero = 0
-    """More than this many requests queued inside one backend send new ones to the other. \
-Example: 4"""
+    queue_mark: CountOrZero | None = None
+    """More than this many requests queued inside one backend send new ones to the other. Without it \
+0, and no number for the threshold of servers that share GPUs (scope total): there a few that wait \
+for a prefill are no reason to make both work at once. Example: 4"""
     kv_mark: ShareAboveZero = 0.95
     """A larger share of the KV cache in use on one backend sends new requests to the other. \
 Example: 0.9"""

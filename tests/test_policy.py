@@ -22,9 +22,10 @@ from hypothesis.stateful import (
 )
 
 from router.agreement import agrees
+from router.config import load_settings
 from router.frontier import Frontier, Scope
 from router.load import BackendLoad, Lease, LoadSnapshot, LoadTracker, PolicyMemory, Role, Telemetry
-from router.policies import make_frontier
+from router.policies import configured_policy, make_frontier
 from router.policy import (
     Decision,
     Fences,
@@ -1073,3 +1074,27 @@ def test_flapping_around_the_line_is_bounded_by_the_dwell(pause: float, expected
     for lease in base:
         lease.release(now)
     assert tracker.in_flight == 0
+
+
+@pytest.mark.parametrize(
+    ("scope", "mark", "queued", "moved"),
+    [
+        ("total", None, 50, False),
+        ("total", 4, 5, True),
+        ("total", 4, 4, False),
+        ("speculative", None, 1, True),
+        ("speculative", None, 0, False),
+        ("speculative", 4, 4, False),
+    ],
+)
+def test_a_queue_moves_work_only_where_the_other_server_has_room(
+    scope: Scope, mark: int | None, queued: int, moved: bool
+) -> None:
+    """Servers that share GPUs take no notice of a queue unless a mark is set for it."""
+    given = {"speculative": "http://a", "baseline": "http://b", "threshold": 8, "scope": scope}
+    found = load_settings(given | ({} if mark is None else {"queue_mark": mark}), environ={})
+    policy = configured_policy("frontier", found, make_frontier(8, scope))
+    decision = decide(policy, snap(1, 0, spec={"queued": queued}))
+    assert (decision.backend, decision.reason) == (
+        (BASE, R.QUEUED) if moved else (SPEC, R.BELOW_THRESHOLD)
+    )
