@@ -21,6 +21,7 @@ from router import __version__, errors
 from router.admin_models import Alive, Decisions, DrainState, ErrorBody, PolicyChange, PolicyItem
 from router.admin_models import Status as StatusBody
 from router.auth import KeyRing
+from router.calibration_exposition import CalibrationCollector
 from router.errors import ErrorAnswer
 from router.explain import RING_SIZE
 from router.exposition import create_registry
@@ -29,7 +30,6 @@ from router.pair_exposition import PairCollector
 from router.pair_watch import PairState
 from router.policies import PolicyError, configured_policy, make_frontier, policy_name
 from router.policy import FrontierPolicy, Policy, Reason
-from router.rules import ForecastPolicy, JoinPolicy
 from router.status_view import policy_item, status_body
 from router.view import RelayView
 from router.web import AnswerError, KeyGuard, handle_errors
@@ -53,10 +53,6 @@ _CHANGE_ERRORS: Final[dict[int | str, dict[str, Any]]] = _ERRORS | {
 }
 
 
-# Rules that follow a calibration's curves: `frontier` means them again where the start meant them.
-RULES: Final = (ForecastPolicy, JoinPolicy)
-
-
 class Admin:
     """The endpoints, each a short method."""
 
@@ -66,10 +62,6 @@ class Admin:
         self._relay = relay
         self._registry = registry
         self._pair = pair
-        # What a calibration asks for wins over the settings; the first policy knows it.
-        self._first = first = relay.policy
-        line = first if isinstance(first, FrontierPolicy) else relay.settings
-        self._band, self._dwell = line.band, line.dwell
 
     async def may_change(self) -> None:
         """Let a change through. Raises AnswerError (403) when no admin key is configured.
@@ -132,8 +124,11 @@ class Admin:
         line = change.model_dump(exclude_none=True).keys() & {"threshold", "scope", "band", "dwell"}
         if change.policy != "frontier" and line:
             raise PolicyError(f"{', '.join(sorted(line))}: only for the frontier policy")
-        if change.policy == "frontier" and not line and isinstance(self._first, RULES):
-            return self._first
+        configured = relay.configured
+        if change.policy == "frontier" and not line and configured is not None:
+            return configured  # what the watch over the calibration keeps up to date
+        # What a calibration asks for wins over the settings; the configured policy knows it.
+        known = configured if isinstance(configured, FrontierPolicy) else relay.settings
         frontier = relay.frontier
         if change.threshold is not None:
             words = {"always": math.inf, "never": 0.0}
@@ -146,8 +141,8 @@ class Admin:
             change.policy,
             relay.settings,
             frontier,
-            band=self._band if change.band is None else change.band,
-            dwell=self._dwell if change.dwell is None else change.dwell,
+            band=known.band if change.band is None else change.band,
+            dwell=known.dwell if change.dwell is None else change.dwell,
         )
 
     def _drain(self, role: Role, *, drained: bool) -> DrainState:
@@ -171,6 +166,8 @@ def create_admin_app(
     registry = registry or create_registry(relay.metrics, relay)
     if pair is not None:
         registry.register(PairCollector(pair))
+    if relay.calibration is not None:
+        registry.register(CalibrationCollector(relay, relay.calibration))
     admin = Admin(relay, registry, pair)
     app = FastAPI(
         title="Crossover admin",

@@ -155,6 +155,32 @@ class PairItem(Shape):
     unknown: list[str] = Field(description="Why a backend could not be asked.")
 
 
+class CalibrationItem(Shape):
+    """The calibration in force, and what speaks against it."""
+
+    path: str
+    created: str | None = Field(description="When it was made, in its own words.")
+    age: float | None = Field(description="Seconds since then.")
+    loaded: float = Field(description="Unix seconds: since when it is in force.")
+    verdict: Literal["at", "always", "never", "unsure"] | None
+    scope: Literal["total", "speculative", "table"]
+    threshold: Requests | None = Field(description="K as calibrated; None for a table.")
+    table: list[Requests]
+    live_threshold: Requests | None = Field(description="K as the accept length moves it.")
+    rule: str = Field(description="How it is followed; threshold: by its line.")
+    problem: str | None = Field(description="Why what the file holds now is not in force.")
+    matches: bool | None = Field(description="Whether the live servers are those that it is of.")
+    mismatches: list[str]
+    alarm: str | None = Field(
+        description="Why its line is not trusted: all goes to the server that does not speculate."
+    )
+    accept_length: float | None = Field(description="Tokens per verify step, live.")
+    accept_length_calibrated: float | None
+    accept_length_ratio: float | None = Field(description="Live over calibrated, smoothed.")
+    drift: dict[Role, float] = Field(description="Measured speed over the curve's, where known.")
+    advice: str | None = Field(description="recalibrate, and why.")
+
+
 class QueueItem(Shape):
     """Our own queue and limits."""
 
@@ -175,6 +201,7 @@ class Status(Shape):
     policy: PolicyItem
     backends: list[BackendItem]
     pair: PairItem | None = Field(description="None when nobody watches it.")
+    calibration: CalibrationItem | None = Field(description="None without one.")
     queue: QueueItem
     client_connections: int
     settings: dict[str, str | int | float | bool | list[str] | None]

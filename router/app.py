@@ -144,7 +144,15 @@ class Router:
         return Listener(config)
 
     async def start(self) -> None:
-        """Listen, and begin to watch the backends."""
+        """Listen, and begin to watch the backends.
+
+        Raises CalibrationError when the calibration is seen to be of another pair.
+        """
+        try:
+            await self._watchers.vet()
+        except CalibrationError:
+            await self._close()
+            raise
         self._admin_task = self._spawn(self._admin.serve([self._sockets[1]]))
         self._public_task = self._spawn(self._public.serve([self._sockets[0]]))
         for run in self._watchers.runs:

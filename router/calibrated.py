@@ -1,7 +1,9 @@
-"""From a calibration to the rule that it asks for.
+"""From a calibration to the policy that it asks for.
 
 Pure. A calibration names a rule and its parameters (`switch_rule`); a setting may name another one.
 What a rule has to know of the pair and the parameters do not say is taken from the calibration.
+`Terms` are what a calibration comes to under the settings, and `policy_of` makes the policy of them,
+also with the speculative curve moved by the live accept length (`live_line`).
 """
 
 from __future__ import annotations
@@ -11,8 +13,11 @@ from typing import Final, Protocol
 
 import msgspec
 
-from router.calibration import Calibration, CalibrationError
-from router.policies import RULES
+from router.calibration import Calibration, CalibrationError, parse_calibration
+from router.frontier import Frontier
+from router.live_line import live_frontier
+from router.policies import RULES, LineSettings, configured_policy
+from router.policy import Policy
 from router.rules import Curves
 
 # Both names of following the line as it is.
@@ -81,3 +86,68 @@ def read_rule(calibration: Calibration, wanted: str | None) -> Rule | None:
         for curve in (curves.speculative, curves.baseline)
     )
     return Rule(name, given, (one, other))
+
+
+class RoutingSettings(LineSettings, Protocol):
+    """The settings that a calibration is read under; `router.config.Settings` has them."""
+
+    @property
+    def rule(self) -> str | None:
+        """The rule to follow instead of the calibration's."""
+        ...
+
+    @property
+    def model_fields_set(self) -> set[str]:
+        """The names of the settings that were given: those win over the calibration."""
+        ...
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """What a calibration comes to under the settings."""
+
+    calibration: Calibration
+    frontier: Frontier
+    band: float | None  # None: as configured
+    dwell: float | None  # seconds; None: as configured
+    rule: Rule | None  # None: the line is followed as it is
+
+
+def read_terms(document: bytes, settings: RoutingSettings) -> Terms:
+    """Understand a file. Raises CalibrationError, also where it and the settings contradict."""
+    calibration = parse_calibration(document)
+    given, switch = settings.model_fields_set, calibration.switch
+    return Terms(
+        calibration,
+        calibration.line,
+        None if "band" in given else switch.band,
+        None if "dwell" in given else switch.dwell,
+        read_rule(calibration, settings.rule),
+    )
+
+
+def policy_of(terms: Terms, settings: LineSettings, ratio: float = 1.0) -> Policy:
+    """The policy, with the speculative server `ratio` times as fast as it was measured.
+
+    Takes a tenth of a second for a rule that decides by tables. Raises CalibrationError for curves
+    or parameters that the rule cannot take.
+    """
+    rule, frontier, curves = terms.rule, terms.frontier, terms.calibration.curves
+    try:
+        if ratio != 1.0 and rule is None and curves is not None:
+            frontier = live_frontier(frontier, curves, ratio)
+        return configured_policy(
+            "frontier" if rule is None else rule.name,
+            settings,
+            frontier,
+            band=terms.band,
+            dwell=terms.dwell,
+            curves=None if rule is None else _faster(rule.curves, ratio),
+            parameters={} if rule is None else rule.parameters,
+        )
+    except ValueError as error:  # PolicyError is one
+        raise CalibrationError(str(error)) from error
+
+
+def _faster(curves: Curves, ratio: float) -> Curves:
+    speculative, baseline = curves
+    return [(level, speed * ratio) for level, speed in speculative], baseline

@@ -18,6 +18,7 @@ from router.config_types import (
     Count,
     CountOrZero,
     ExistingFile,
+    Factor,
     Key,
     Keys,
     ListenHost,
@@ -85,10 +86,18 @@ concurrency of 32 is 32. Or always, or never. This or calibration, not both. Exa
     calibration: ExistingFile | None = None
     """A measured frontier instead of a number, as a file (router/calibration.py has its schema). \
 Example: calibration.json"""
+    calibration_interval: Seconds = 2.0
+    """How often that file is looked at: one that was replaced is in force without a restart. Example: 10s"""
     rule: RuleName | None = None
     """How frontier follows a calibration: by its threshold, or by its curves (forecast for servers \
 that share GPUs, join-speed and join-delay for a GPU each). Without it the calibration says; if it \
 does not, threshold. Example: threshold"""
+    acceptance_aware: Literal["auto", "off"] = "auto"
+    """Move the line with the live accept length; auto does wherever the calibration has accept lengths. Example: off"""
+    acceptance_smoothing: Seconds = 30.0
+    """The time constant with which the live accept length is smoothed for it. Example: 1m"""
+    acceptance_bound: Factor = 2.0
+    """The accept length is followed between the calibrated one divided and multiplied by this. Example: 1.5"""
     scope: Scope = "total"
     """What a threshold is compared with: total counts both servers (they share GPUs), speculative \
 fills that server and lets the rest overflow (they do not). Example: speculative"""

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
+from router import readings
 from router.doctor_reading import read_graph_ceiling
 from router.load import ROLES, Role
 
@@ -92,6 +93,12 @@ def fingerprint(role: Role, info: Mapping[str, Any]) -> dict[str, Fact]:
     return found | {f"{role.value}.{word}": value for word, value in own.items()}
 
 
+def read_fingerprint(role: Role, server_info: bytes) -> dict[str, Fact]:
+    """As `fingerprint`, of the bytes of an answer. Raises UnreadableError when it is not JSON."""
+    body = readings.json(server_info)
+    return fingerprint(role, body) if isinstance(body, dict) else {}
+
+
 def compare(calibrated: Facts, live: Facts) -> tuple[Mismatch, ...]:
     """The facts that both have and that differ, by name.
 
@@ -117,9 +124,40 @@ def another_model(calibrated: Facts, live: Facts) -> bool:
 
 def swapped(live: Mapping[Role, Facts]) -> bool:
     """Whether the two servers are each in the other's place: only the baseline one speculates."""
-    said = [live.get(role, {}).get(f"{role.value}.{ALGORITHM}", "unknown") for role in ROLES]
-    speculative, baseline = said if ROLES[0] is Role.SPECULATIVE else said[::-1]
+    speculative, baseline = (
+        live.get(role, {}).get(f"{role.value}.{ALGORITHM}", "unknown") for role in ROLES
+    )
     return speculative is None and baseline not in {None, "unknown"}
+
+
+class Judgement(msgspec.Struct, frozen=True):
+    """What the live servers are, against what the curves were measured with."""
+
+    matches: bool | None = None  # None: nothing could be compared
+    mismatches: tuple[Mismatch, ...] = ()
+    refusal: str | None = None  # why the calibration cannot be theirs at all
+
+
+def judge(calibrated: Facts, live: Mapping[Role, Facts]) -> Judgement:
+    """Hold both servers, as far as they are known, against the fingerprint of a calibration."""
+    found: dict[Mismatch, None] = {}
+    compared = False
+    refusal = None
+    for role, facts in live.items():
+        compared = compared or bool(calibrated.keys() & facts.keys() - {"served"})
+        found |= dict.fromkeys(compare(calibrated, facts))
+        if another_model(calibrated, facts):
+            refusal = (
+                f"it is of the model {calibrated['model']}, "
+                f"and the {role.value} server runs {facts['model']}"
+            )
+    if swapped(live):
+        refusal = (
+            "the servers are in each other's place: the one given as baseline speculates, the one "
+            "given as speculative does not"
+        )
+    matches = not found and refusal is None if compared or refusal is not None else None
+    return Judgement(matches, tuple(found), refusal)
 
 
 def _is_fact(value: object) -> bool:

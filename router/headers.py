@@ -145,3 +145,19 @@ def error_answer(
     if not head_only:
         lines.append(body)
     return b"".join(lines)
+
+
+def cors_lines(allowed: frozenset[bytes], origin: bytes | None) -> bytes:
+    """Header lines that let a browser of an allowed origin (or of any, `*`) read the answer."""
+    if not allowed or origin is None:
+        return b""
+    if b"*" in allowed:
+        named, vary = b"*", b""
+    elif origin in allowed:
+        named, vary = origin, b"vary: origin\r\n"
+    else:
+        return b"vary: origin\r\n"
+    return b"access-control-allow-origin: %b\r\naccess-control-expose-headers: *\r\n%b" % (
+        named,
+        vary,
+    )

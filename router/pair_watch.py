@@ -21,6 +21,7 @@ from router.doctor_facts import Pair, ServerFacts
 from router.doctor_findings import Examination, Finding, Group
 from router.doctor_reading import Bodies, grown, read_sample
 from router.doctor_rules import examine
+from router.fingerprint import Fact, read_fingerprint
 from router.load import Role
 
 _log = logging.getLogger("crossover")
@@ -46,6 +47,8 @@ class PairState:
         self.checked_at: float | None = None  # monotonic seconds
         self.alarm: str | None = None
         """What is wrong, from the look that saw speculation lost to the one that saw it back."""
+        self.fingerprints: dict[Role, dict[str, Fact]] = {}
+        """What each server was when it was last seen: a server that is away is still what it was."""
 
 
 class PairWatch:
@@ -56,14 +59,14 @@ class PairWatch:
         targets: tuple[Target, Target],
         ask: Ask,
         *,
-        threshold: float | None = None,
+        threshold: Callable[[], float | None] = lambda: None,
         interval: float = 180.0,
         comebacks: Callable[[], int] = lambda: 0,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """The speculative server is the first of `targets`; `interval` is in seconds; `comebacks`
-        counts how often a backend was found to be up.
+        """The speculative server is the first of `targets`; `threshold` is in requests, `interval`
+        in seconds; `comebacks` counts how often a backend was found to be up.
         """
         self.state = PairState()
         self._targets = targets
@@ -99,7 +102,7 @@ class PairWatch:
         state.checked_at = self._clock()
         state.unknown = tuple(each for each in found if isinstance(each, str))
         ours, theirs = (ServerFacts() if isinstance(each, str) else each for each in found)
-        examination = examine(Pair(ours, theirs, self._threshold))
+        examination = examine(Pair(ours, theirs, self._threshold()))
         state.findings = examination.findings
         state.speculation = self._speculation(examination, ours)
         state.parity = None if state.unknown else not examination.spoiled(Group.PARITY)
@@ -112,6 +115,7 @@ class PairWatch:
             facts = understand(target, bodies)
         except CannotLookError as error:
             return str(error)
+        self.state.fingerprints[target.role] = read_fingerprint(target.role, bodies.server_info)
         before, now = self._samples.get(target.role), read_sample(bodies.metrics)
         self._samples[target.role] = now
         return facts if now is None else grown(facts, before, now)

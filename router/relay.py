@@ -17,10 +17,11 @@ from router.actions import Request, RetryBudget, Rules, Shared
 from router.errors import ErrorAnswer
 from router.files import FileBudget
 from router.guard import pinned_role
+from router.headers import cors_lines
 from router.incoming import HeadLimits
 from router.known_heads import KnownRequests
 from router.metrics import Outcome
-from router.report import id_maker, record_of, refusal
+from router.report import id_maker, measure, record_of, refusal
 from router.request import BodyError, RequestInfo, read_info
 from router.view import ConnectionCounts
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from router.access_log import AccessLog
     from router.auth import KeyRing
+    from router.calibration_state import CalibrationState
     from router.config import Settings
     from router.driver import Driver
     from router.explain import DecisionLog
@@ -67,6 +69,8 @@ class Relay:
         *,
         policy: Policy,
         frontier: Frontier | None,
+        configured: Policy | None = None,
+        calibration: CalibrationState | None = None,
         tracker: LoadTracker,
         health: PairHealth,
         pools: Mapping[Role, BackendPool],
@@ -77,9 +81,13 @@ class Relay:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`frontier` is the configured line, whatever policy is in force; `wall` unix seconds."""
+        """`frontier` is the configured line and `configured` the policy that follows it, whatever
+        policy is in force; `wall` unix seconds.
+        """
         self.settings = settings
         self.frontier = frontier
+        self.configured = configured
+        self.calibration = calibration
         self.tracker = tracker
         self.health = health
         self.pools = pools
@@ -205,18 +213,7 @@ class Relay:
 
     def cors_lines(self, origin: bytes | None) -> bytes:
         """Header lines that let a browser of an allowed origin read the answer."""
-        if not self._origins or origin is None:
-            return b""
-        if b"*" in self._origins:
-            allowed, vary = b"*", b""
-        elif origin in self._origins:
-            allowed, vary = origin, b"vary: origin\r\n"
-        else:
-            return b"vary: origin\r\n"
-        return b"access-control-allow-origin: %b\r\naccess-control-expose-headers: *\r\n%b" % (
-            allowed,
-            vary,
-        )
+        return cors_lines(self._origins, origin)
 
     def submit(self, driver: Driver, now: float) -> None:
         """Start an exchange now, let it wait its turn, or turn it away."""
@@ -255,6 +252,8 @@ class Relay:
         exchange = driver.exchange
         done = record_of(exchange, queued=driver.queued)
         self._report(done)
+        if self.calibration is not None and self.calibration.drift is not None:
+            measure(self.calibration.drift, exchange, done, self.tracker)
         for retry in exchange.retries:
             self.metrics.retry(retry)
         for entry in driver.entries:

@@ -6,14 +6,19 @@ import itertools
 import secrets
 from typing import TYPE_CHECKING
 
+from router.load import SPECULATIVE
 from router.metrics import OTHER_ROUTE, Finished, Outcome, Retry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from router.drift import DriftMeter
     from router.errors import ErrorAnswer
     from router.exchange import Exchange
     from router.incoming import Incoming
+    from router.load import LoadTracker
+
+OK = Outcome.OK  # an enum's members are slow to look up
 
 
 def id_maker() -> Callable[[], str]:
@@ -43,6 +48,23 @@ def record_of(exchange: Exchange, *, queued: bool) -> Finished:
         request.info.prompt_bytes, answer.bytes_out, exchange.chunks, prompt, output,
         _last_replay(exchange.retries) if exchange.retries else None, exchange.error,
     )  # fmt: skip
+
+
+def measure(drift: DriftMeter, exchange: Exchange, done: Finished, tracker: LoadTracker) -> None:
+    """Hold a whole answer against the curve of its backend; its lease is given back already.
+
+    One that was sent twice is none: the first attempt is in its time and not in its level. Nor is
+    one of several choices, which counts as one request and has the tokens of many.
+    """
+    role, sent_at = done.backend, done.sent_at
+    if role is None or sent_at is None or done.outcome is not OK or done.replay is not None:
+        return
+    if exchange.request.info.choices != 1:
+        return
+    counts = tracker.of(role)
+    before = done.n if role is SPECULATIVE else done.m
+    after = counts.in_flight + counts.foreign
+    drift.observe(role, before, after, done.output_tokens, done.ended_at - sent_at)
 
 
 def refusal(

@@ -8,6 +8,7 @@ from typing import Literal
 from router import __version__
 from router.admin_models import (
     BackendItem,
+    CalibrationItem,
     ConnectionsItem,
     FindingItem,
     FrontierItem,
@@ -18,6 +19,7 @@ from router.admin_models import (
     Status,
     TelemetryItem,
 )
+from router.calibration_state import CalibrationState
 from router.exposition import frontier_in_force
 from router.frontier import Frontier
 from router.health import Health
@@ -47,6 +49,7 @@ def status_body(relay: RelayView, pair: PairState | None = None) -> Status:
         policy=policy_item(relay),
         backends=[_backend(relay, role, snapshot, counts) for role in ROLES],
         pair=None if pair is None else _pair(pair, now),
+        calibration=None if relay.calibration is None else _calibration(relay, relay.calibration),
         queue=QueueItem(
             waiting=relay.waiting,
             queue_size=settings.queue_size,
@@ -111,6 +114,36 @@ def _pair(pair: PairState, now: float) -> PairItem:
             for each in pair.findings
         ],
         unknown=list(pair.unknown),
+    )
+
+
+def _calibration(relay: RelayView, state: CalibrationState) -> CalibrationItem:
+    terms, live, drift = state.terms, state.live, state.drift
+    line, followed = terms.frontier, relay.configured
+    moved = followed.frontier if isinstance(followed, FrontierPolicy) else None
+    ratios = {role: drift.ratio(role) for role in ROLES} if drift is not None else {}
+    return CalibrationItem(
+        path=state.path,
+        created=terms.calibration.created,
+        age=None if state.age is None else round(state.age, 3),
+        loaded=round(state.loaded_at, 3),
+        verdict=terms.calibration.verdict,
+        scope=line.scope,
+        threshold=None if line.scope == "table" else _requests(line.threshold),
+        table=[_requests(value) for value in line.table],
+        live_threshold=None
+        if moved is None or moved.scope == "table"
+        else _requests(moved.threshold),
+        rule="threshold" if terms.rule is None else terms.rule.name,
+        problem=state.problem,
+        matches=state.judgement.matches,
+        mismatches=[str(each) for each in state.judgement.mismatches],
+        alarm=state.judgement.refusal,
+        accept_length=None if live is None else live.live,
+        accept_length_calibrated=None if live is None else live.calibrated,
+        accept_length_ratio=None if live is None or live.ratio is None else round(live.ratio, 4),
+        drift={role: round(ratio, 4) for role, ratio in ratios.items() if ratio is not None},
+        advice=state.advice,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 
+from router.calibration_state import CalibrationState
 from router.config import Settings
 from router.explain import DecisionLog
 from router.frontier import Frontier
@@ -74,6 +75,16 @@ class RelayView(Protocol):
     @property
     def frontier(self) -> Frontier | None:
         """The line that the configuration or the calibration gives, whatever policy is in force."""
+        ...
+
+    @property
+    def configured(self) -> Policy | None:
+        """The policy of the name `frontier`, as configured; None without a line."""
+        ...
+
+    @property
+    def calibration(self) -> CalibrationState | None:
+        """What is known of the calibration in force; None without one."""
         ...
 
     policy: Policy

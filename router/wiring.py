@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import errno
 import logging
 import time
 from pathlib import Path
@@ -10,8 +13,10 @@ from typing import TYPE_CHECKING, Final
 from router.access_log import AccessLog
 from router.auth import load_keys
 from router.breaker import Breaker
-from router.calibrated import read_rule
-from router.calibration import CalibrationError, parse_calibration
+from router.calibrated import Terms, policy_of, read_terms
+from router.calibration import CalibrationError
+from router.calibration_state import CalibrationState
+from router.calibration_watch import LIMIT, CalibrationWatch
 from router.doctor import Target, ask
 from router.doctor_facts import threshold_in
 from router.explain import DecisionLog
@@ -19,7 +24,7 @@ from router.health import HealthState, PairHealth
 from router.load import ROLES, LoadTracker, Role
 from router.metrics import RelayMetrics
 from router.pair_watch import PairWatch
-from router.policies import PolicyError, configured_policy, make_frontier
+from router.policies import configured_policy, make_frontier
 from router.poller import BODY_LIMIT, AcceptPoller, TelemetryPoller, probe_client
 from router.pool import BackendPool
 from router.pool_transport import PoolTransport
@@ -31,7 +36,6 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from router.calibration import Calibration
     from router.config import Settings
     from router.frontier import Frontier
     from router.logs import LineWriter
@@ -41,6 +45,10 @@ _log = logging.getLogger("crossover")
 
 READY_TIMEOUT: Final = 2.0  # seconds; `/ready` reads a flag
 INFO_TIMEOUT: Final = 10.0  # seconds; `/server_info` waits for the scheduler's step to end
+VET_TIMEOUT: Final = 3.0  # seconds that a start waits for a look at the pair
+ACCEPT_INTERVAL: Final = 5.0  # seconds; a page of metrics costs a backend 15 ms
+
+Runs = AcceptPoller | TelemetryPoller | HealthProber | PairWatch | CalibrationWatch
 
 
 def read_line(settings: Settings) -> tuple[Frontier | None, float | None, float | None]:
@@ -48,26 +56,51 @@ def read_line(settings: Settings) -> tuple[Frontier | None, float | None, float 
 
     Raises CalibrationError, which names the file and says why.
     """
-    if settings.calibration is not None:
-        calibration = _read_calibration(settings.calibration)
-        if calibration.verdict == "unsure":
-            _log.warning("the calibration %s is not sure of its line", settings.calibration)
-        given, switch = settings.model_fields_set, calibration.switch
-        return (
-            calibration.line,
-            None if "band" in given else switch.band,
-            None if "dwell" in given else switch.dwell,
-        )
-    if settings.threshold is not None:
-        return make_frontier(settings.threshold, settings.scope), None, None
-    return None, None, None
+    loaded = _load(settings)
+    if loaded is not None:
+        terms = loaded[0]
+        return terms.frontier, terms.band, terms.dwell
+    return _plain_line(settings), None, None
 
 
-def _read_calibration(path: Path) -> Calibration:
+def _plain_line(settings: Settings) -> Frontier | None:
+    return None if settings.threshold is None else make_frontier(settings.threshold, settings.scope)
+
+
+def _load(settings: Settings) -> tuple[Terms, bytes] | None:
+    """What the calibration says under these settings, and its bytes; None without one."""
+    path = settings.calibration
+    if path is None:
+        return None
     try:
-        return parse_calibration(Path(path).read_bytes())
+        content = read_file(path)
+        terms = read_terms(content, settings)
     except (CalibrationError, OSError) as error:
         msg = f"calibration {path}: {error}"
+        raise CalibrationError(msg) from error
+    if terms.calibration.verdict == "unsure":
+        _log.warning("the calibration %s is not sure of its line", path)
+    return terms, content
+
+
+def read_file(path: Path) -> bytes:
+    """The file's bytes. Raises OSError, also for one that is too long to be a calibration."""
+    with Path(path).open("rb") as file:
+        content = file.read(LIMIT + 1)
+    if len(content) > LIMIT:
+        raise OSError(errno.EFBIG, f"longer than {LIMIT} bytes")
+    return content
+
+
+def _line_policy(settings: Settings, terms: Terms | None) -> Policy | None:
+    """The policy of the name `frontier`; None without a line."""
+    if terms is None:
+        line = _plain_line(settings)
+        return None if line is None else configured_policy("frontier", settings, line)
+    try:
+        return policy_of(terms, settings)
+    except CalibrationError as error:
+        msg = f"calibration {settings.calibration}: {error}"
         raise CalibrationError(msg) from error
 
 
@@ -76,24 +109,16 @@ def first_policy(settings: Settings) -> tuple[Policy, Frontier | None]:
 
     Raises CalibrationError as `read_line` does, and where a rule cannot be made of what is there.
     """
-    frontier, band, dwell = read_line(settings)
-    name, rule = settings.policy, None
-    if name == "frontier" and settings.calibration is not None:
-        rule = read_rule(_read_calibration(settings.calibration), settings.rule)
-    try:
-        policy = configured_policy(
-            name if rule is None else rule.name,
-            settings,
-            frontier,
-            band=band,
-            dwell=dwell,
-            curves=rule.curves if rule is not None else None,
-            parameters=rule.parameters if rule is not None else {},
-        )
-    except PolicyError as error:
-        msg = f"calibration {settings.calibration}: {error}"
-        raise CalibrationError(msg) from error
-    return policy, frontier
+    loaded = _load(settings)
+    terms = loaded[0] if loaded is not None else None
+    line = _plain_line(settings) if terms is None else terms.frontier
+    return _first(settings, _line_policy(settings, terms), line), line
+
+
+def _first(settings: Settings, configured: Policy | None, line: Frontier | None) -> Policy:
+    if settings.policy == "frontier" and configured is not None:
+        return configured
+    return configured_policy(settings.policy, settings, line)
 
 
 def build_relay(
@@ -104,7 +129,10 @@ def build_relay(
     clock: Callable[[], float] = time.monotonic,
 ) -> Relay:
     """One relay, not yet listening. Raises CalibrationError as `first_policy` does."""
-    policy, frontier = first_policy(settings)
+    loaded = _load(settings)
+    terms = loaded[0] if loaded is not None else None
+    frontier = _plain_line(settings) if terms is None else terms.frontier
+    configured = _line_policy(settings, terms)
     tracker = LoadTracker(stale_after=settings.telemetry_stale)
     health = PairHealth(
         tracker,
@@ -120,8 +148,10 @@ def build_relay(
     )
     return Relay(
         settings,
-        policy=policy,
+        policy=_first(settings, configured, frontier),
         frontier=frontier,
+        configured=configured,
+        calibration=None if loaded is None else _state(settings, *loaded),
         tracker=tracker,
         health=health,
         pools={role: _pool(settings, role, clock) for role in ROLES},
@@ -130,6 +160,17 @@ def build_relay(
         access_log=AccessLog(writer, call_later=call_later, enabled=settings.access_log),
         keys=load_keys(settings),
         clock=clock,
+    )
+
+
+def _state(settings: Settings, terms: Terms, content: bytes) -> CalibrationState:
+    acceptance = (settings.acceptance_smoothing, settings.acceptance_bound)
+    return CalibrationState(
+        str(settings.calibration),
+        content,
+        terms,
+        wall=time.time,
+        acceptance=acceptance if settings.acceptance_aware == "auto" else None,
     )
 
 
@@ -159,11 +200,25 @@ class Watchers:
     def __init__(self, relay: Relay) -> None:
         self.clients: list[httpx.AsyncClient] = []
         self.pollers: dict[Role, TelemetryPoller] = {}
-        self.runs: list[AcceptPoller | TelemetryPoller | HealthProber | PairWatch] = []
+        self.accepts: dict[Role, AcceptPoller] = {}
+        self.runs: list[Runs] = []
         for role in ROLES:
             self._watch(relay, role)
         self.pair = self._watch_pair(relay)
-        self.runs.append(self.pair)
+        self.calibration = self._watch_calibration(relay)
+        self.runs += [self.pair, *([self.calibration] if self.calibration else [])]
+
+    async def vet(self) -> None:
+        """Look at the pair once, before anything is served, where a calibration can be wrong for it.
+
+        Servers that are not up yet are judged when they are. Raises CalibrationError.
+        """
+        if self.calibration is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(VET_TIMEOUT):
+                await self.pair.look()
+        self.calibration.vet()
 
     def _client(
         self, settings: Settings, role: Role, timeout: float, clock: Callable[[], float]
@@ -177,7 +232,10 @@ class Watchers:
 
     def _watch(self, relay: Relay, role: Role) -> None:
         settings, clock = relay.settings, relay.clock
-        accept = AcceptPoller(self._client(settings, role, 2.0, clock), clock=clock)
+        # Often enough that the smoothing has something to smooth.
+        every = min(ACCEPT_INTERVAL, settings.acceptance_smoothing / 6)
+        client = self._client(settings, role, 2.0, clock)
+        self.accepts[role] = accept = AcceptPoller(client, interval=every, clock=clock)
         poller = TelemetryPoller(
             role,
             self._client(settings, role, 1.0, clock),
@@ -211,10 +269,24 @@ class Watchers:
             lambda target: ask(
                 clients[target.role], target, canary=False, timeout=INFO_TIMEOUT, clock=clock
             ),
-            threshold=threshold_in(relay.frontier),
+            threshold=lambda: threshold_in(relay.frontier),
             interval=settings.pair_interval,
             comebacks=lambda: sum(ups[role, "health", "up"] for role in ROLES),
             clock=clock,
+        )
+
+    def _watch_calibration(self, relay: Relay) -> CalibrationWatch | None:
+        path, state = relay.settings.calibration, relay.calibration
+        if path is None or state is None:
+            return None
+        return CalibrationWatch(
+            relay,
+            state,
+            self.pair.state,
+            lambda: read_file(path),
+            accept=self.accepts[Role.SPECULATIVE].value,
+            interval=relay.settings.calibration_interval,
+            clock=relay.clock,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from router.calibration_state import CalibrationState
 from router.config import Settings, load_settings
 from router.explain import DecisionLog
 from router.frontier import Frontier
@@ -35,6 +36,8 @@ class FakeRelay:
         self.decisions = DecisionLog(clock=self.clock, wall=lambda: UNIX + self.now - START)
         self.frontier: Frontier | None = Frontier.total(8)
         self.policy: Policy = configured_policy("frontier", self.settings, self.frontier)
+        self.configured: Policy | None = self.policy
+        self.calibration: CalibrationState | None = None
         self.draining = False
         self.started_at = START
         self.waiting = 0

@@ -286,7 +286,7 @@ def test_marks_and_fences_stay_as_configured() -> None:
 def test_a_calibrations_band_and_dwell_are_kept() -> None:
     """What the first policy was made with is what a change leaves alone."""
     relay = FakeRelay(make_settings(admin_key="sk-operator"))
-    relay.policy = FrontierPolicy(Frontier.total(8), band=0.4, dwell=9.0)
+    relay.policy = relay.configured = FrontierPolicy(Frontier.total(8), band=0.4, dwell=9.0)
     operator = Admin(admin_key="sk-operator")
     operator.relay, operator.app = relay, create_admin_app(relay)
     operator.post("/policy", json={"policy": "frontier", "threshold": 3, "band": 0.1})
@@ -362,7 +362,7 @@ def test_a_body_that_is_no_change_is_refused(operator: Admin, body: bytes) -> No
 
 def test_without_any_line_frontier_cannot_be_chosen(operator: Admin) -> None:
     """A router that was started without a line needs a threshold to get one."""
-    operator.relay.frontier = None
+    operator.relay.frontier = operator.relay.configured = None
     response = operator.post("/policy", json={"policy": "frontier"})
     assert response.status_code == 400
     assert "threshold" in error_of(response)["message"]

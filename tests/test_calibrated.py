@@ -140,7 +140,7 @@ def test_curves_that_are_none_are_refused(tmp_path: Path) -> None:
 def test_an_operator_gets_the_rule_back() -> None:
     """`frontier` is the rule again where the start made it one; a line of its own is a line."""
     relay = FakeRelay()
-    relay.policy = first = JoinPolicy((FAST, WIDE), "speed")
+    relay.policy = relay.configured = first = JoinPolicy((FAST, WIDE), "speed")
     desk = admin.Admin(relay, CollectorRegistry())
     assert isinstance(
         desk._policy(PolicyChange.model_validate({"policy": "baseline"})), FixedPolicy

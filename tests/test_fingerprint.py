@@ -19,7 +19,8 @@ SPECULATIVE, BASELINE = Role.SPECULATIVE, Role.BASELINE
 def info(name: str) -> dict[str, Any]:
     """A server's own words."""
     document: dict[str, Any] = json.loads((DATA / f"{name}.json").read_bytes())
-    return document.get("server_info", document)
+    found: dict[str, Any] = document.get("server_info", document)
+    return found
 
 
 def test_a_captured_server_is_known_by_its_flags() -> None:
