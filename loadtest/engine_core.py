@@ -124,6 +124,10 @@ class EngineCore:
                 generation.finish_reasons[index] = "abort"
                 generation.deliver(index, 0, "abort")
 
+    def accept(self, tokens_per_step: float) -> None:
+        """From the next step on, requests get so many tokens a step: the traffic has changed."""
+        self.curve = self.batch.curve = self.curve.accepting(tokens_per_step)
+
     def pause(self) -> None:
         """Stop after the step in progress: the server hangs, with all its connections open."""
         self._going.clear()

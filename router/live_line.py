@@ -61,7 +61,8 @@ def live_frontier(line: Frontier, curves: Curves, ratio: float) -> Frontier:
     """The line at this ratio (see the module's head). Raises ValueError for curves that are none."""
     if ratio == 1.0:
         return line
-    was, now = curves.crossover(), curves.crossover(ratio)
+    # Rounded, so that a crossover of 36 is not 35.999... and its whole part 35.
+    was, now = round(curves.crossover(), 6), round(curves.crossover(ratio), 6)
     one, other = ([p.concurrency for p in c.points] for c in (curves.speculative, curves.baseline))
     top = common_levels(one, other)[-1]
 
