@@ -99,6 +99,15 @@ def read_fingerprint(role: Role, server_info: bytes) -> dict[str, Fact]:
     return fingerprint(role, body) if isinstance(body, dict) else {}
 
 
+def together(speculative: Facts, baseline: Facts) -> dict[str, Fact]:
+    """One fingerprint of both servers; a shared fact on which they differ has both values."""
+    found = dict(speculative) | dict(baseline)
+    for key in speculative.keys() & baseline.keys():
+        if speculative[key] != baseline[key]:
+            found[key] = f"{speculative[key]}{_AND}{baseline[key]}"
+    return found
+
+
 def compare(calibrated: Facts, live: Facts) -> tuple[Mismatch, ...]:
     """The facts that both have and that differ, by name.
 

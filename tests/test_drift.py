@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import math
 import random
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router.drift import BOUND, ENOUGH, CurveDrift, DriftMeter
-from router.load import Role
+from router.load import LoadTracker, Role
+from router.metrics import Finished, Outcome
+from router.report import measure
+from router.request import RequestInfo
+
+if TYPE_CHECKING:
+    from router.exchange import Exchange
 
 SPEC, BASE = Role.SPECULATIVE, Role.BASELINE
 POINTS = [(1, 100.0), (4, 300.0), (16, 800.0), (64, 1600.0)]
@@ -132,3 +140,62 @@ def test_any_traffic_gives_a_positive_ratio_or_none(
     ratio = found.ratio(SPEC)
     if ratio is not None:
         assert min(measured) * 0.999 <= ratio <= max(measured) * 1.001
+
+
+def finished(**changes: Any) -> Finished:
+    """A whole answer of 100 tokens in 2 s, as the record of a request that is over."""
+    fields: dict[str, Any] = {
+        "request_id": "r", "route": "chat_completions", "backend": SPEC, "reason": None, "n": 3,
+        "m": 40, "threshold": None, "status": 200, "outcome": Outcome.OK, "stream": True,
+        "received_at": 0.0, "decided_at": 5.0, "sent_at": 5.0, "first_byte_at": 5.5,
+        "ended_at": 7.0, "queue_wait": 5.0, "bytes_in": 1, "bytes_out": 1, "chunks": 1,
+        "prompt_tokens": 1, "output_tokens": 100, "replay": None, "error": None,
+    }  # fmt: skip
+    return Finished(**(fields | changes))
+
+
+class Told(DriftMeter):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[object, ...]] = []
+
+    def observe(
+        self, role: Role, before: int, after: int, tokens: int | None, seconds: float
+    ) -> None:
+        self.told.append((role, before, after, tokens, seconds))
+
+
+def hand_over(done: Finished, choices: int = 1) -> list[tuple[object, ...]]:
+    """What the meter hears of a request that is over."""
+    tracker, told = LoadTracker(), Told()
+    for role, others in ((SPEC, 4), (BASE, 41)):
+        for _ in range(others):
+            tracker.lease(role, 6.0)
+    info = RequestInfo(True, False, False, choices, 10)
+    exchange = SimpleNamespace(request=SimpleNamespace(info=info))
+    measure(told, cast("Exchange", exchange), done, tracker)
+    return told.told
+
+
+def test_a_whole_answer_is_measured_in_its_own_company() -> None:
+    """The concurrency of its own backend at the decision and at the end; without our queue."""
+    assert hand_over(finished()) == [(SPEC, 3, 4, 100, 2.0)]
+    assert hand_over(finished(backend=BASE)) == [(BASE, 40, 41, 100, 2.0)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"outcome": Outcome.BACKEND_LOST}, {"outcome": Outcome.CLIENT_GONE}, {"replay": "connect"},
+        {"backend": None}, {"sent_at": None},
+    ],
+)  # fmt: skip
+def test_what_is_no_whole_answer_is_not_measured(changes: dict[str, Any]) -> None:
+    """Neither a cut one, nor one that was sent twice, nor one that was never sent."""
+    assert hand_over(finished(**changes)) == []
+
+
+def test_an_answer_of_several_choices_is_not_measured() -> None:
+    """It is one request in flight with the tokens of two."""
+    assert hand_over(finished(), choices=2) == []

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.fingerprint import Fact, another_model, compare, fingerprint, swapped
+from router.fingerprint import (
+    Fact,
+    Judgement,
+    another_model,
+    compare,
+    fingerprint,
+    judge,
+    swapped,
+    together,
+)
 from router.load import Role
 from router.server_info import ALLOWED
 
@@ -141,6 +150,25 @@ def test_sweeps_that_disagreed_match_either() -> None:
     said: dict[str, Fact] = {"baseline.page_size": "16 and 64"}
     assert compare(said, {"baseline.page_size": 64}) == ()
     assert len(compare(said, {"baseline.page_size": 1})) == 1
+
+
+def test_servers_that_differ_in_a_shared_fact_both_match() -> None:
+    """Two context lengths are both kept, and each server matches its own."""
+    spec = fingerprint(SPECULATIVE, {"model_path": "m", "context_length": 8192})
+    base = fingerprint(BASELINE, {"model_path": "m", "context_length": 4096})
+    both = together(spec, base)
+    assert both == {"model": "m", "context": "8192 and 4096"}
+    assert judge(both, {SPECULATIVE: spec, BASELINE: base}) == Judgement(matches=True)
+
+
+def test_a_mismatch_of_both_servers_is_said_once() -> None:
+    """A shared fact that changed on both is one fact; nothing known is no judgement."""
+    now = {role: fingerprint(role, {"version": "0.5.18"}) for role in (SPECULATIVE, BASELINE)}
+    found = judge({"engine": "sglang 0.5.17"}, now)
+    assert (found.matches, found.refusal) == (False, None)
+    assert [each.key for each in found.mismatches] == ["engine"]
+    assert judge({"gpu": "H200"}, now) == Judgement()
+    assert judge({"engine": "sglang 0.5.17"}, {}) == Judgement()
 
 
 def test_a_switch_is_not_a_number() -> None:

@@ -214,6 +214,22 @@ def test_whatever_goes_wrong_it_goes_on(caplog: pytest.LogCaptureFixture) -> Non
     assert "odd" in caplog.text
 
 
+def test_what_a_server_is_outlives_its_absence() -> None:
+    """A fingerprint is of the last look that saw the server, and of no answer that it did not give."""
+    pair = FakePair()
+    watch = pair.watch()
+    assert watch.state.fingerprints == {}
+    pair.variants[BASE] = None
+    looks(pair, watch)
+    assert set(watch.state.fingerprints) == {SPEC}
+    pair.sound()
+    pair.variants[SPEC] = None
+    looks(pair, watch)
+    known = watch.state.fingerprints
+    assert known[SPEC]["speculative.speculative_algorithm"] == "EAGLE3"
+    assert known[BASE]["baseline.speculative_algorithm"] is None
+
+
 def gauges(state: PairState) -> dict[str, float]:
     """The two metrics as a scrape has them."""
     relay = FakeRelay()
