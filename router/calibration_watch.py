@@ -152,7 +152,7 @@ class CalibrationWatch:
         if self.state.live is not None and (ratio := self.state.live.wanted) is not None:
             self.state.live.in_force = ratio
         self._relay.frontier = terms.frontier
-        self.state.judgement = judge(calibration.fingerprint, self._pair.fingerprints)
+        self.state.judgement = Judgement()  # of the file before; the next step judges this one
         await self._put_in_force()
         line = terms.frontier
         shown = "a table" if line.scope == "table" else shown_threshold(line.threshold)

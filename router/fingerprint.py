@@ -152,10 +152,11 @@ def judge(calibrated: Facts, live: Mapping[Role, Facts]) -> Judgement:
     found: dict[Mismatch, None] = {}
     compared = False
     refusal = None
-    for role, facts in live.items():
+    for role in ROLES:
+        facts = live.get(role, {})
         compared = compared or bool(calibrated.keys() & facts.keys() - {"served"})
         found |= dict.fromkeys(compare(calibrated, facts))
-        if another_model(calibrated, facts):
+        if refusal is None and another_model(calibrated, facts):
             refusal = (
                 f"it is of the model {calibrated['model']}, "
                 f"and the {role.value} server runs {facts['model']}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,30 @@ def test_a_file_replaced_under_load_is_in_force_and_loses_nothing(tmp_path: Path
             await seen(stack, lambda now, _: now.queue.in_flight == 0)
 
     run(work, 50)
+
+
+def test_serve_ends_with_the_code_of_a_refused_configuration(tmp_path: Path) -> None:
+    """The calibration of another model: exit 2, and one line that says which and how to mend it."""
+    path = tmp_path / "c.json"
+    path.write_bytes(document(16, fingerprint={"model": "llama-70b"}))
+
+    async def work() -> None:
+        spec, base = engines()
+        async with running_engine(spec) as one, running_engine(base) as other:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "router", "serve", "--speculative", one.url,
+                "--baseline", other.url, "--calibration", str(path),
+                "--port", "0", "--admin-port", "0",
+                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            _, said = await process.communicate()
+            assert process.returncode == 2
+            lines = said.decode().splitlines()  # the log is on standard error too
+            (text,) = (each for each in lines if each.startswith("crossover: calibration"))
+            assert "it is of the model llama-70b, and the speculative server runs" in text
+            assert "give the calibration of this pair" in text
+
+    run(work, 40)
 
 
 async def facts_of(engine: RunningEngine, role: Role, stack: Stack) -> dict[str, Any]:

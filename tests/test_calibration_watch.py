@@ -311,6 +311,32 @@ def test_another_flag_is_a_warning_once_per_change(caplog: pytest.LogCaptureFixt
     assert len(warnings(caplog)) == 1
 
 
+def test_a_new_file_of_another_pair_is_taken_and_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What differs is said of each file, the same as before or not."""
+    desk = Desk(document(16, fingerprint=FACTS))
+    desk.see(info(TOPK1), info(PLAIN))
+    for threshold in (24, 25):
+        desk.look(document(threshold, fingerprint=FACTS | {"engine": "sglang 0.5.9"}))
+        assert desk.threshold == threshold
+        assert desk.status.matches is False
+    said = [line for line in warnings(caplog) if "measured on another pair" in line]
+    assert len(said) == 2
+
+
+def test_the_right_file_ends_an_alarm() -> None:
+    """The servers came first, then the calibration of their model: it is in force at once."""
+    desk = Desk(document(16, fingerprint=FACTS))
+    other = {"model_path": "/models/other", "served_model_name": "other"}
+    desk.see(info(TOPK1) | other, info(PLAIN) | other)
+    assert desk.status.alarm is not None
+    facts = fingerprint(SPEC, info(TOPK1) | other) | fingerprint(BASE, info(PLAIN) | other)
+    desk.look(document(24, fingerprint=facts))
+    assert (desk.threshold, desk.status.matches) == (24, True)
+    assert desk.status.alarm is None
+
+
 def test_another_model_is_not_trusted_and_serving_goes_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
