@@ -23,6 +23,7 @@ from typing import Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
+from loadtest.advice import Time, pair_or
 from loadtest.arms import levels_of
 from loadtest.service import ServiceCurve, crossover
 from loadtest.simulator import PairModel, Run, ServerModel, Simulation
@@ -35,8 +36,6 @@ from router.policy import Policy
 
 Kind = Literal["single", "control", "plain", "rule"]
 Gpus = Literal[1, 2]
-# Differences below this are not worth a second server.
-WORTH: Final = 0.02
 TELEMETRY_S: Final = 0.2  # how often the router polls by default
 
 
@@ -240,15 +239,8 @@ def advice(outcomes: Sequence[Outcome], gpus: Gpus) -> str:
     rule = min((o for o in outcomes if o.kind == "rule"), key=_speed)
     wanted = ("single",) if gpus == 1 else ("single", "control")
     other = min((o for o in outcomes if o.kind in wanted), key=_speed)
-    gain = 1.0 - rule.ms_per_token / other.ms_per_token
-    numbers = f"{rule.ms_per_token:.1f} ms per token against {other.ms_per_token:.1f}"
-    if gain > WORTH:
-        return f"Run the pair with {rule.name}: {numbers} of {other.name}, {gain:.0%} less."
     what = "one server" if other.kind == "single" else "two equal servers"
-    said = f"Run {what} ({other.name}), not the pair"
-    if gain >= -WORTH:
-        return f"{said}: the best rule, {rule.name}, is as good and no better, {numbers}."
-    return f"{said}: the best rule, {rule.name}, is {-gain:.0%} slower, {numbers}."
+    return pair_or(Time(rule.name, rule.ms_per_token), Time(other.name, other.ms_per_token), what)
 
 
 def _speed(outcome: Outcome) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
@@ -26,6 +26,20 @@ DASHES: Final = ("solid", "dashed", "dotted", "dashdot", (0, (1, 3)))
 
 class PlotError(RuntimeError):
     """The picture cannot be drawn; the text says what to install."""
+
+
+def agg_figure(size: tuple[float, float]) -> Any:
+    """An empty figure of so many inches that needs no display. Raises PlotError without matplotlib."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise PlotError(
+            "a picture needs matplotlib: pip install 'crossover-router[plot]', or leave --plot out"
+        ) from error
+    figure = Figure(figsize=size, dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
 
 
 def show(console: Console, outcomes: Sequence[Outcome], title: str) -> None:
@@ -56,16 +70,9 @@ def draw(path: Path, scales: Sequence[float], rows: Mapping[str, Sequence[Outcom
 
     Raises PlotError without matplotlib and OSError.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
-    except ImportError as error:
-        raise PlotError(
-            "a picture needs matplotlib: pip install 'crossover-router[plot]', or leave --plot out"
-        ) from error
-    figure = Figure(figsize=(12, 5.4), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = agg_figure((12, 5.4))
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
     values = (
         ("mean ms per output token", [o.ms_per_token for row in rows.values() for o in row]),
         ("p95 ms per output token", [o.p95_ms_per_token for row in rows.values() for o in row]),

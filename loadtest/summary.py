@@ -14,6 +14,7 @@ Which intervals the figures have, and why: see `intervals`.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -89,8 +90,8 @@ def spread(records: Iterable[RequestRecord], value: Value) -> Spread:
     )
 
 
-def batches(records: Sequence[RequestRecord], window: Window) -> list[float]:
-    """Output tok/s in equal parts of the window, each as long as a median request or longer.
+def edges(records: Sequence[RequestRecord], window: Window) -> list[float]:
+    """The bounds of equal parts of the window, each as long as a median request or longer.
 
     Fewer than three such parts are none: what they would say is chance.
     """
@@ -101,10 +102,14 @@ def batches(records: Sequence[RequestRecord], window: Window) -> list[float]:
     count = min(MOST_BATCHES, math.floor(window.seconds / longest + 1e-9))
     if count < FEWEST_BATCHES:
         return []
-    edges = [window.start + window.seconds * at / count for at in range(count + 1)]
+    return [window.start + window.seconds * at / count for at in range(count + 1)]
+
+
+def batches(records: Sequence[RequestRecord], window: Window) -> list[float]:
+    """Output tok/s in the parts that `edges` bound."""
     return [
-        _tokens(records, edges[at], edges[at + 1]) / (edges[at + 1] - edges[at])
-        for at in range(count)
+        tokens_within(records, start, end) / (end - start)
+        for start, end in itertools.pairwise(edges(records, window))
     ]
 
 
@@ -118,7 +123,7 @@ def make_point(records: Sequence[RequestRecord], window: Window, seen: Seen, **w
     """One pass of one level. `where` are the fields of `Point` that say which."""
     ended = ended_within(records, window)
     failed = sorted((r for r in records if not r.ok), key=lambda record: record.ended)
-    total = _tokens(records, window.start, window.end) / window.seconds
+    total = tokens_within(records, window.start, window.end) / window.seconds
     parts = batches(records, window)
     bounds = mean_figure(parts) if parts else Figure(total)
     lags = sorted(seen.lags)
@@ -196,7 +201,7 @@ def combine(passes: Sequence[Measured]) -> LevelSummary:
     )
 
 
-def _tokens(records: Iterable[RequestRecord], start: float, end: float) -> float:
+def tokens_within(records: Iterable[RequestRecord], start: float, end: float) -> float:
     """Output tokens of complete answers that came in this stretch."""
     return math.fsum(record.tokens_between(start, end) for record in records if record.ok)
 

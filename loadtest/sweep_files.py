@@ -68,7 +68,7 @@ class SweepDirectory:
                 kept.setdefault(path, []).extend(records)
         for path in self.path.glob("records-*.jsonl"):
             if path in kept:
-                _replace(path, _encode(kept[path]))
+                replace_file(path, _encode(kept[path]))
             else:
                 path.unlink()  # of a pass of which nothing was finished
         return tuple(whole)
@@ -83,8 +83,8 @@ class SweepDirectory:
     def write(self, sweep: Sweep, summary: str) -> None:
         """Replace what is said of the whole."""
         data = msgspec.json.format(msgspec.json.encode(sweep), indent=1)
-        _replace(self.path / SWEEP, data + b"\n")
-        _replace(self.path / SUMMARY, summary.encode())
+        replace_file(self.path / SWEEP, data + b"\n")
+        replace_file(self.path / SUMMARY, summary.encode())
 
     @staticmethod
     def _lines(path: Path) -> dict[str, list[RequestRecord]]:
@@ -105,7 +105,7 @@ def _encode(records: Iterable[RequestRecord]) -> bytes:
     return msgspec.json.Encoder().encode_lines(list(records))
 
 
-def _replace(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes) -> None:
     """Write a file so that there is the old one or the new one at any moment."""
     beside = path.with_name(f".{path.name}.new")
     with beside.open("wb") as file:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
@@ -42,12 +42,8 @@ class Client(Protocol):
         ...
 
 
-class Probe(Protocol):
-    """Asks a server about itself; `sweep_probe.ServerProbe` is one."""
-
-    async def facts(self, role: Role, model: str | None) -> Server:
-        """What it is."""
-        ...
+class Watched(Protocol):
+    """Says how loaded a server is; `live_router.RouterAdmin` does of a router."""
 
     async def look(self) -> Telemetry | None:
         """How loaded it is."""
@@ -55,6 +51,14 @@ class Probe(Protocol):
 
     async def page(self) -> Page | None:
         """What its `/metrics` says."""
+        ...
+
+
+class Probe(Watched, Protocol):
+    """Asks a server about itself; `sweep_probe.ServerProbe` is one."""
+
+    async def facts(self, role: Role, model: str | None) -> Server:
+        """What it is."""
         ...
 
 
@@ -98,7 +102,7 @@ class LevelRun:
     def __init__(
         self,
         client: Client,
-        probe: Probe,
+        probe: Watched,
         pace: Pace,
         instruments: Instruments,
         *,
@@ -113,8 +117,17 @@ class LevelRun:
         self._seed = seed
         self._tell = tell
 
-    async def run(self, step: Step, name: str, ask: Callable[[int], Asked]) -> Outcome:
-        """Measure; `name` is the records' `run`, `ask` gives the request of a number from 0."""
+    async def run(
+        self,
+        step: Step,
+        name: str,
+        ask: Callable[[int], Asked],
+        arrivals: Iterator[float] | None = None,
+    ) -> Outcome:
+        """Measure; `name` is the records' `run`, `ask` gives the request of a number from 0.
+
+        `arrivals`: endless start times, in seconds, in place of an open loop's own.
+        """
         await self._settle()
         phases = Phases(step.level, self._pace)
         watch = _Watch(self._probe, phases, self._pace, self._tools)
@@ -138,7 +151,7 @@ class LevelRun:
             load = ClosedRun(phases, send, self._tools.clock)
         else:
             load = OpenRun(
-                poisson(step.rate, self._seed),
+                poisson(step.rate, self._seed) if arrivals is None else arrivals,
                 send,
                 lambda elapsed: phases.advance(elapsed) is not Phase.OVER,
                 self._tools.clock,
@@ -191,7 +204,9 @@ class LevelRun:
 class _Watch:
     """Looks at server and client while the window lasts."""
 
-    def __init__(self, probe: Probe, phases: Phases, pace: Pace, instruments: Instruments) -> None:
+    def __init__(
+        self, probe: Watched, phases: Phases, pace: Pace, instruments: Instruments
+    ) -> None:
         self._probe = probe
         self._phases = phases
         self._pace = pace

@@ -65,6 +65,7 @@ PURE = {
         "telemetry",
     ),
     "loadtest": (
+        "advice",
         "arrivals",
         "batching",
         "choose",
@@ -79,6 +80,8 @@ PURE = {
         "import_tools",
         "importers",
         "intervals",
+        "live_schema",
+        "live_summary",
         "notices",
         "objectives",
         "points",

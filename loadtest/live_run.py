@@ -1,0 +1,120 @@
+"""Puts a live comparison together from what was asked for, and gives the router back afterwards."""
+
+from __future__ import annotations
+
+import datetime as dt
+import secrets
+from pathlib import Path
+
+import msgspec
+
+from loadtest.client import ChatClient
+from loadtest.compare_report import PlotError
+from loadtest.live_borrow import IDLE_S, Borrowed, borrowed
+from loadtest.live_compare import LiveComparison, Tools
+from loadtest.live_files import PICTURE, LiveDirectory
+from loadtest.live_load import Asking, Wanted
+from loadtest.live_router import RouterAdmin
+from loadtest.live_schema import Change, Comparison, Conditions
+from loadtest.live_view import Lines, draw, summary_text
+from loadtest.sweep_level import Instruments
+from loadtest.sweep_probe import ServerProbe
+from loadtest.sweep_run import real_instruments
+from loadtest.sweep_schema import Pace, Server
+from router import __version__
+from router.load import Role
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked for. Times are seconds."""
+
+    url: str
+    admin_url: str
+    policies: tuple[str, ...]
+    wanted: Wanted
+    out: Path
+    admin_key: str | None = None
+    key: str | None = None  # the router's, for clients
+    passes: int = 1
+    pace: Pace = Pace()
+    settle_s: float = 30.0
+    idle_s: float = IDLE_S
+    model: str | None = None  # default: what is served
+    timeout: float = 600.0  # for a whole request
+    plot: Path | None = None  # default: in `out`
+    command: str = ""
+
+
+async def run_live(
+    options: Options, show: Lines, *, instruments: Instruments | None = None
+) -> Comparison:
+    """Measure what is not measured yet; the whole comparison.
+
+    Raises LiveError, SweepError and PromptError. In any case the router then decides as before.
+    """
+    tools = instruments or real_instruments()
+    with LiveDirectory.opened(options.out) as directory:
+        async with (
+            RouterAdmin(options.admin_url, key=options.admin_key, clock=tools.clock) as admin,
+            ServerProbe(options.url, key=options.key, clock=tools.clock) as probe,
+            borrowed(admin, directory, show, tools) as hand,
+        ):
+            server = await probe.facts(Role.BASELINE, options.model)
+            async with ChatClient(
+                server.url, api_key=options.key, timeout=options.timeout, clock=tools.clock
+            ) as client:
+                comparison = make(options, directory, hand, server, client, tools, show)
+                found = await comparison.run()
+        picture = options.plot or directory.path / PICTURE
+        try:
+            draw(picture, found)
+        except (PlotError, OSError) as error:
+            show.say(f"no picture: {error}")
+    return found
+
+
+def make(
+    options: Options,
+    directory: LiveDirectory,
+    hand: Borrowed,
+    server: Server,
+    client: ChatClient,
+    tools: Instruments,
+    show: Lines,
+) -> LiveComparison:
+    """The comparison that was asked for. Raises LiveError and PromptError."""
+    asking = Asking(options.wanted, server)
+    line: Change = hand.before if hand.before["policy"] == "frontier" else {"policy": "frontier"}
+    wanted = Comparison(
+        created=now(),
+        command=options.command,
+        version=__version__,
+        conditions=Conditions(
+            url=server.url,
+            model=server.model,
+            workload=asking.workload,
+            pace=options.pace,
+            line=line if "frontier" in options.policies else {},
+        ),
+        policies=options.policies,
+        loads=options.wanted.loads,
+        passes=options.passes,
+    )
+    askers = {policy: asking.asker(secrets.token_hex(3)) for policy in options.policies}
+    loads = {load.name: asking.load(load) for load in options.wanted.loads}
+    parts = Tools(
+        client=client,
+        server=server,
+        askers=askers,
+        instruments=tools,
+        now=now,
+        settle_s=options.settle_s,
+        idle_s=options.idle_s,
+        salt=secrets.token_hex(3),
+    )
+    return LiveComparison(directory, hand, wanted, loads, parts, show, summary_text)
+
+
+def now() -> str:
+    """The time of day (ISO 8601, UTC)."""
+    return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
