@@ -9,19 +9,10 @@ from typing import Final
 
 from rich import box
 from rich.console import Console, Group, RenderableType
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
-from rich.progress import (
-    Progress as Bar,
-)
 from rich.table import Table
 from rich.text import Text
 
+from loadtest.moving_bar import MovingBar, moving_bar
 from loadtest.sweep_level import Progress
 from loadtest.sweep_schema import Figure, LevelSummary, Point, Spread, Sweep
 from loadtest.sweep_turns import Step, Turn
@@ -57,50 +48,29 @@ class Lines:
 class Bars(Lines):
     """A bar that moves, and a line above it for each level that has ended."""
 
-    def __init__(self, console: Console, bar: Bar) -> None:
+    def __init__(self, console: Console, bar: MovingBar) -> None:
         super().__init__(console)
         self._bar = bar
-        self._task: TaskID | None = None
-        self._done = 0
-        self._title = ""
 
     def begins(self, turn: Turn, done: int, of: int) -> None:
         """Move the bar."""
-        if self._task is None:
-            self._task = self._bar.add_task("", total=of)
-        self._title, self._done = title(turn), done
-        self._bar.update(self._task, completed=done, description=self._title, refresh=True)
+        self._bar.begins(title(turn), done, of)
 
     def goes(self, progress: Progress) -> None:
         """Move the bar within the level."""
-        if self._task is not None:
-            text = f"{self._title}: {progress.phase}, {progress.answers} answers"
-            if progress.failures:
-                text += f", {progress.failures} failed"
-            share = self._done + progress.share
-            self._bar.update(self._task, completed=share, description=text, refresh=True)
+        self._bar.goes(progress)
 
     def ended(self, point: Point) -> None:
         """Leave a line."""
         self._say(f"{title_of(point)}: {outcome(point)}")
-        if self._task is not None:
-            self._bar.update(self._task, completed=self._done + 1, refresh=True)
+        self._bar.ended()
 
 
 @contextlib.contextmanager
 def shown(console: Console) -> Iterator[Lines]:
-    """Bars in a terminal, otherwise lines. Drawn by the event loop, twice a second, so cheaply."""
-    if not console.is_terminal:
-        yield Lines(console)
-        return
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Bar(*columns, console=console, auto_refresh=False, transient=True) as bar:
-        yield Bars(console, bar)
+    """Bars in a terminal, otherwise lines."""
+    with moving_bar(console) as bar:
+        yield Lines(console) if bar is None else Bars(console, bar)
 
 
 def title(turn: Turn) -> str:
