@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.progress import track
 
 from loadtest.arms import (
-    Level,
     arm_curves,
     curve_from_levels,
     read_trace_file,
@@ -20,11 +19,11 @@ from loadtest.arms import (
 from loadtest.compare import Gpus, Load, Outcome, Pair, advice, arrangements, play
 from loadtest.compare_report import PlotError, draw, show
 from loadtest.curve_files import read_curve
-from loadtest.ruled import overlaps_of
+from loadtest.ruled import levels_of, overlaps_of
 from loadtest.service import CurveError, ServiceCurve
 from loadtest.simulator_contention import H200, Contention
 from loadtest.simulator_load import Row, day, steps
-from router.calibration import Calibration, CalibrationError, Curve, parse_calibration
+from router.calibration import Calibration, CalibrationError, parse_calibration
 
 DAY_S: Final = 900.0
 STEP_S: Final = 120.0
@@ -150,21 +149,11 @@ def _calibrated(path: Path, gpus: Gpus) -> Pair:
     if found.curves is None:
         raise InputError(f"{path} has no curves: make it with loadtest fit, or name them")
     return Pair(
-        speculative=_from_points(found.curves.speculative, "speculative"),
-        baseline=_from_points(found.curves.baseline, "baseline"),
+        speculative=curve_from_levels(levels_of(found.curves.speculative), "speculative"),
+        baseline=curve_from_levels(levels_of(found.curves.baseline), "baseline"),
         contention=overlaps_of(found),
         gpus=gpus,
         prompt_tokens=0,
-    )
-
-
-def _from_points(curve: Curve, label: str) -> ServiceCurve:
-    return curve_from_levels(
-        (
-            Level(point.concurrency, point.tokens_per_second, None, point.accept_length)
-            for point in curve.points
-        ),
-        label,
     )
 
 

@@ -15,6 +15,7 @@ import msgspec
 from loadtest import sweep_schema
 from loadtest.points import Fact, Measured, Sweep
 from loadtest.sweep_schema import SCHEMA, Point, Server, Spread
+from router.fingerprint import fingerprint
 from router.load import Role
 
 
@@ -98,8 +99,6 @@ def _facts(
 
 def _flags(server: Server) -> dict[str, Fact | None]:
     """The flags that move a curve, under the names that the router compares them by."""
-    from router.fingerprint import fingerprint
-
     prefix = f"{Role(server.role).value}."
     found = fingerprint(server.role, server.flags)
     return {k.removeprefix(prefix): v for k, v in found.items() if k.startswith(prefix)}

@@ -14,7 +14,6 @@ So a cell is in it or it is not, whenever the comparison is killed.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, Self
@@ -22,10 +21,10 @@ from typing import Final, Self
 import msgspec
 
 from loadtest.live_schema import Cell, Change, Comparison, LiveError, decode_comparison
+from loadtest.locked import locked
 from loadtest.record import RecordError, RequestRecord, read_records
 from loadtest.sweep_files import replace_file
 
-LOCK: Final = ".lock"
 COMPARISON: Final = "compare.json"
 SUMMARY: Final = "summary.txt"
 PICTURE: Final = "compare.png"
@@ -49,16 +48,7 @@ class LiveDirectory:
     @contextlib.contextmanager
     def opened(cls, path: Path) -> Iterator[Self]:
         """The directory, for one comparison at a time. Raises LiveError."""
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            lock = (path / LOCK).open("wb")
-        except OSError as error:
-            raise LiveError(f"--out {path} cannot be used: {error.strerror}") from error
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise LiveError(f"another comparison is at work in --out {path}") from error
+        with locked(path, "comparison", LiveError):
             yield cls(path)
 
     def read(self) -> Comparison | None:

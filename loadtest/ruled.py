@@ -32,8 +32,8 @@ def with_rule(calibration: Calibration, *, rows: Sequence[Row] | None = None) ->
     if curves is None or (shared and (line.never or line.always)):
         return calibration
     found = best_rule(
-        _levels(curves.speculative),
-        _levels(curves.baseline),
+        levels_of(curves.speculative),
+        levels_of(curves.baseline),
         overlaps_of(calibration) if shared else SEPARATE,
         1 if shared else 2,
         rows=rows,
@@ -59,7 +59,8 @@ def overlaps_of(calibration: Calibration) -> Contention:
     return Contention(tuple(points)) if points else H200
 
 
-def _levels(curve: Curve) -> list[Level]:
+def levels_of(curve: Curve) -> list[Level]:
+    """The points of a calibration's curve in the simulator's form."""
     return [
         Level(point.concurrency, point.tokens_per_second, None, point.accept_length)
         for point in curve.points

@@ -8,16 +8,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
-import fcntl
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
 
 from loadtest.client import ChatClient
+from loadtest.locked import locked
 from loadtest.prompts import (
     MARK_TOKENS,
     TOKENS_PER_WORD,
@@ -40,7 +40,6 @@ from loadtest.sweep_view import summary_text
 from router import __version__
 from router.load import Role
 
-LOCK: Final = ".lock"
 # Tokens that a chat template adds to a prompt, with room.
 TEMPLATE_TOKENS: Final = 64
 
@@ -95,7 +94,8 @@ async def prepared(
 ) -> AsyncIterator[Prepared]:
     """Ask the servers what they are and open what a sweep needs. Raises SweepError, PromptError."""
     tools = instruments or real_instruments()
-    with _opened(options.out) as directory:
+    with locked(options.out, "sweep", SweepError):
+        directory = SweepDirectory(options.out)
         async with contextlib.AsyncExitStack() as stack:
             targets: list[Target] = []
             for role, url in options.targets:
@@ -172,22 +172,6 @@ def _prompts(options: Options, servers: Sequence[Server]) -> Prompts:
         (told and told.tokens_per_mark) or MARK_TOKENS,
     )
     return Corpus(options.seed, tokenizer, marked=options.unique)
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[SweepDirectory]:
-    """The directory, for one sweep at a time; a killed one gives it free. Raises SweepError."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        lock = (path / LOCK).open("wb")
-    except OSError as error:
-        raise SweepError(f"--out {path} cannot be used: {error.strerror}") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise SweepError(f"another sweep is at work in --out {path}") from error
-        yield SweepDirectory(path)
 
 
 def _now() -> str:

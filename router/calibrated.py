@@ -8,7 +8,6 @@ also with the speculative curve moved by the live accept length (`live_line`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final, Protocol
 
 import msgspec
@@ -24,34 +23,6 @@ from router.rules import Curves
 PLAIN: Final = ("threshold", "frontier")
 
 
-class NamedRule(Protocol):
-    """`switch_rule` of a calibration."""
-
-    @property
-    def name(self) -> str:
-        """Of the rule."""
-        ...
-
-    @property
-    def parameters(self) -> Mapping[str, float]:
-        """Of the rule."""
-        ...
-
-
-class Shares(Protocol):
-    """`contention` of a calibration: the mean share of its speed that each server keeps."""
-
-    @property
-    def speculative(self) -> float | None:
-        """None: not known."""
-        ...
-
-    @property
-    def baseline(self) -> float | None:
-        """None: not known."""
-        ...
-
-
 class Rule(msgspec.Struct, frozen=True):
     """What to make the policy of."""
 
@@ -65,7 +36,7 @@ def read_rule(calibration: Calibration, wanted: str | None) -> Rule | None:
 
     Raises CalibrationError for a rule that is not known, or one without the curves that it needs.
     """
-    named: NamedRule | None = getattr(calibration, "switch_rule", None)
+    named = calibration.switch_rule
     name = wanted or (named.name if named is not None else PLAIN[0])
     if name in PLAIN:
         return None
@@ -76,7 +47,7 @@ def read_rule(calibration: Calibration, wanted: str | None) -> Rule | None:
     if curves is None:
         raise CalibrationError(f"curves: the rule {name} decides by them, and there are none")
     given = dict(named.parameters) if named is not None and named.name == name else {}
-    shares: Shares | None = getattr(calibration, "contention", None)
+    shares = calibration.contention
     if name == "forecast" and shares is not None:
         for key, share in (("speculative", shares.speculative), ("baseline", shares.baseline)):
             if share is not None:
