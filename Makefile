@@ -3,6 +3,7 @@
 #
 #   make PYTHON=/path/to/python3.12 test     another interpreter
 #   make test ARGS="-k config"               more arguments for the tool behind a target
+#   make test JOBS=0                         one test after the other, in one process
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -13,6 +14,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
 KEEP ?=
+JOBS ?= auto
 FUZZ_SECONDS ?= 60
 FUZZ_EXAMPLES ?= 300
 SOAK_SECONDS ?= 600
@@ -37,8 +39,8 @@ demo: $(STAMP) ## Two simulated servers, the router and a load that ramps up and
 	@$(BIN)/loadtest demo $(if $(filter-out 0,$(KEEP)),--keep) $(ARGS)
 
 .PHONY: test
-test: $(STAMP) ## All tests
-	@$(BIN)/python -m pytest $(ARGS)
+test: $(STAMP) ## All tests, as many at a time as there are cores (JOBS=0: one)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 .PHONY: check
 check: $(STAMP) ## Lint, format and types

@@ -600,9 +600,12 @@ def test_client_keys_from_both_places(tmp_path: Path) -> None:
         (b"\xff\n", "not a text file"),
     ],
 )
-def test_bad_key_file(content: bytes, reason: str, tmp_path: Path) -> None:
+def test_bad_key_file(
+    content: bytes, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A key file that would lock everyone out or in is refused by line, not by content."""
-    path = tmp_path / "keys.txt"
+    monkeypatch.chdir(tmp_path)  # a long path would be cut short in the message
+    path = Path("keys.txt")
     path.write_bytes(content)
     (line,) = refusal(api_keys_file=path)
     assert line == f"api_keys_file = '{path}' (flag --api-keys-file): {reason}"

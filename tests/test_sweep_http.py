@@ -41,8 +41,8 @@ async def test_two_servers_in_turn(tmp_path: Path) -> None:
     plan = Plan(levels=(2, 24), passes=2)
     async with (
         # Slow enough for servers and client on one busy core.
-        running_engine(EngineConfig.quick(SPEC, time_scale=0.2)) as spec,
-        running_engine(EngineConfig.quick(BASE, time_scale=0.2)) as base,
+        running_engine(EngineConfig.quick(SPEC, time_scale=0.5)) as spec,
+        running_engine(EngineConfig.quick(BASE, time_scale=0.5)) as base,
     ):
         options = Options(
             targets=((SPEC, spec.url), (BASE, base.url)), out=tmp_path / "out", plan=plan,
