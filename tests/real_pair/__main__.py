@@ -3,7 +3,7 @@
     python -m tests.real_pair --launcher PID --json findings.json
 
 `LOADTEST_ADMIN_KEY` is the router's admin key. Give it a pair that serves nobody else: one server is
-killed, and at the end all of it is stopped (`--keep` leaves that out). Exit code 0: all held; 1: one
+killed, and at the end all of it is stopped (without `--launcher`, or with `--only`, it is not). Exit code 0: all held; 1: one
 did not; 2: nothing could be asked.
 """
 
@@ -13,7 +13,7 @@ import asyncio
 import os
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import httpx
 import msgspec
@@ -24,6 +24,8 @@ from router.load import Role
 from tests.real_pair import trials
 from tests.real_pair.pair import Pair
 
+TRIALS: Final = ("client", "hang-up", "queue", "kill", "stop")
+
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """How hard to try. Times are seconds."""
@@ -33,8 +35,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     stream_gone: float = 0.1
     unary_gone: float = 4.0
     restart: float = 240.0
-    kill: bool = True
     concurrency: int = 16
+    only: frozenset[str] = frozenset(TRIALS)
 
 
 async def tried(pair: Pair, options: Options, console: Console) -> list[trials.Finding]:
@@ -48,15 +50,16 @@ async def tried(pair: Pair, options: Options, console: Console) -> list[trials.F
         found.append(finding)
 
     async with pair:
-        keep(await trials.client_of_openai(pair))
-        for role in Role:
+        if "client" in options.only:
+            keep(await trials.client_of_openai(pair))
+        for role in Role if "hang-up" in options.only else ():
             for stream, within in ((True, options.stream_gone), (False, options.unary_gone)):
                 keep(await trials.hang_up(pair, role, stream=stream, within=within))
-        if options.overload:
+        if "queue" in options.only and options.overload:
             keep(await trials.queue_full(pair, Role.SPECULATIVE, options.overload))
-        if options.kill:
+        if "kill" in options.only:
             keep(await trials.killed(pair, Role.SPECULATIVE, options.concurrency, options.restart))
-        if options.launcher is not None:
+        if "stop" in options.only and options.launcher is not None:
             keep(await trials.drained(pair, options.launcher, options.concurrency))
     return found
 
@@ -73,11 +76,14 @@ def main(
     unary_gone: Annotated[float, typer.Option(help="Seconds.")] = 4.0,
     restart: Annotated[float, typer.Option(help="Seconds for a killed server to return.")] = 240.0,
     concurrency: int = 16,
-    kill: Annotated[bool, typer.Option(help="Kill one server and wait for it.")] = True,
+    only: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(TRIALS)}.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write the findings here.")] = None,
 ) -> None:
     """Try a running pair."""
     console = Console()
+    if unknown := set(only or ()) - set(TRIALS):
+        console.print(f"real_pair: --only takes {', '.join(TRIALS)}, not {', '.join(unknown)}")
+        raise typer.Exit(2)
     pair = Pair(
         url,
         admin_url,
@@ -90,8 +96,8 @@ def main(
         stream_gone=stream_gone,
         unary_gone=unary_gone,
         restart=restart,
-        kill=kill,
         concurrency=concurrency,
+        only=frozenset(only or TRIALS),
     )
     began = time.monotonic()
     try:

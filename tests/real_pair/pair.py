@@ -138,13 +138,18 @@ class Pair:
 
 
 def processes_of(port: int) -> list[int]:
-    """Pids whose command line has `--port PORT`, the oldest first: a server and what it started."""
+    """Pids whose command line has `--port PORT`, the oldest first: a server and what it started.
+
+    The launcher keeps each server by a process that has the server's command in its own: left out.
+    """
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         with contextlib.suppress(OSError):
             words = (entry / "cmdline").read_bytes().split(b"\0")
+            if any(word.endswith(b"launch_keeper.py") for word in words):
+                continue
             if b"--port" in words and words[words.index(b"--port") + 1] == b"%d" % port:
                 found.append(int(entry.name))
     return sorted(found, key=_started)
