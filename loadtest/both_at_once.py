@@ -1,7 +1,8 @@
 """Both servers under load at once: what each still does, to learn whether they share a GPU.
 
-Measured like a level of a sweep, on both servers at the same time. Only the time in which both
-windows were open counts, since a server whose partner has stopped is alone again. What is measured
+Measured like a level of a sweep, on both servers at the same time: the windows open when both are
+warm. Only the time in which both were open counts, since a server whose partner has stopped is alone
+again. What is measured
 is kept in `both.json` beside the sweep, so a run that was stopped goes on.
 """
 
@@ -20,6 +21,7 @@ from loadtest.points import Measured
 from loadtest.points import Sweep as Level
 from loadtest.sweep import Asker, Target
 from loadtest.sweep_level import Instruments, LevelRun, Outcome
+from loadtest.sweep_phases import Meeting
 from loadtest.sweep_schema import Pace, Sweep, SweepError
 from loadtest.sweep_seen import accept_length
 from loadtest.sweep_turns import Step, Turn
@@ -28,6 +30,10 @@ from router.load import Role
 BOTH: Final = "both.json"
 APART: Final = 1000  # beyond the passes of any sweep, so that no prompt is sent twice
 SHORTEST: Final = 0.5  # of the window: an overlap below it says too little
+
+
+class TooShortError(SweepError):
+    """Two servers that were not measured at the same time for long enough."""
 
 
 class Overlapped(msgspec.Struct, frozen=True):
@@ -76,18 +82,25 @@ class BothAtOnce:
             if (n, m) in known:
                 continue
             tell(f"both at once, {n} : {m}")
-            self.found = (*self.found, await self._pair(number, n, m))
+            try:
+                measured = await self._pair(number, n, m)
+            except TooShortError as error:
+                tell(f"left out: {error}")  # hours of sweeps do not hang on one pair of levels
+                continue
+            self.found = (*self.found, measured)
             self._path.write_bytes(msgspec.json.format(msgspec.json.encode(self.found), indent=1))
         return self.found
 
     async def _pair(self, number: int, n: int, m: int) -> Overlapped:
+        meeting = Meeting(2)
         one, other = await asyncio.gather(
-            self._level(Role.SPECULATIVE, number, n), self._level(Role.BASELINE, number, m)
+            self._level(Role.SPECULATIVE, number, n, meeting),
+            self._level(Role.BASELINE, number, m, meeting),
         )
         start = max(one.window.start, other.window.start)
         end = min(one.window.end, other.window.end)
         if end - start < SHORTEST * self._pace.window_s:
-            raise SweepError(
+            raise TooShortError(
                 f"both at once, {n} : {m}: the windows overlapped for only {end - start:.1f} s;"
                 " give longer ones by --seconds"
             )
@@ -96,10 +109,12 @@ class BothAtOnce:
             accept_length(one.seen),
         )  # fmt: skip
 
-    async def _level(self, role: Role, number: int, level: int) -> Outcome:
+    async def _level(self, role: Role, number: int, level: int, meeting: Meeting) -> Outcome:
         target = self._targets[role]
         turn = Turn(APART + number, Step(level=level), role)
-        run = LevelRun(target.client, target.probe, self._pace, self._tools, seed=number)
+        run = LevelRun(
+            target.client, target.probe, self._pace, self._tools, seed=number, meeting=meeting
+        )
         return await run.run(
             turn.step, f"both-{turn.run}", lambda at: self._asker.ask(target.server, turn, at)
         )

@@ -17,7 +17,7 @@ from loadtest.closed_loop import ClosedRun
 from loadtest.open_loop import OpenRun, poisson
 from loadtest.record import RequestRecord
 from loadtest.summary import Window
-from loadtest.sweep_phases import TICK_S, Phase, Phases
+from loadtest.sweep_phases import TICK_S, Meeting, Phase, Phases
 from loadtest.sweep_schema import Pace, Server
 from loadtest.sweep_seen import Page, Seen
 from loadtest.sweep_turns import Step
@@ -107,14 +107,16 @@ class LevelRun:
         instruments: Instruments,
         *,
         seed: int = 0,
+        meeting: Meeting | None = None,
         tell: Callable[[Progress], None] = lambda _progress: None,
     ) -> None:
-        """`seed` is for the arrivals of an open loop."""
+        """`seed` is for the arrivals of an open loop; `meeting` is with runs at the same time."""
         self._client = client
         self._probe = probe
         self._pace = pace
         self._tools = instruments
         self._seed = seed
+        self._meeting = meeting
         self._tell = tell
 
     async def run(
@@ -129,7 +131,7 @@ class LevelRun:
         `arrivals`: endless start times, in seconds, in place of an open loop's own.
         """
         await self._settle()
-        phases = Phases(step.level, self._pace)
+        phases = Phases(step.level, self._pace, self._meeting)
         watch = _Watch(self._probe, phases, self._pace, self._tools)
         repeated = 0
 

@@ -1,7 +1,8 @@
 """When one level is warm, how long it is measured, and when it is over: rules without a clock.
 
     warm-up   at least `warm_up_s`, and until each slot has had an answer (bounded): only then
-              requests begin and end at all times, and no longer all together
+              requests begin and end at all times, and no longer all together. Of runs that are
+              measured together, until all are warm
     window    at least `window_s`, and until each slot has had `per_slot` answers (bounded)
     tail      load goes on until the requests that were open at the window's end have ended, since
               what they did within the window is known only then; without load they would end
@@ -36,11 +37,25 @@ class Phase(enum.StrEnum):
     OVER = "over"
 
 
+class Meeting:
+    """Runs whose windows are to open at the same moment: who is warm first waits, under load."""
+
+    def __init__(self, members: int) -> None:
+        """Of so many runs."""
+        self._members = members
+        self._warm: set[Phases] = set()
+
+    def warm(self, who: Phases) -> bool:
+        """This one is warm; whether all are."""
+        self._warm.add(who)
+        return len(self._warm) >= self._members
+
+
 class Phases:
     """The phases of one run; also its load, when it is a closed loop (`arrivals.Closed`)."""
 
-    def __init__(self, slots: int | None, pace: Pace) -> None:
-        """`slots`: requests kept in flight; None for an open loop."""
+    def __init__(self, slots: int | None, pace: Pace, meeting: Meeting | None = None) -> None:
+        """`slots`: requests kept in flight; None for an open loop. `meeting`: of windows."""
         self.phase = Phase.WARM_UP
         self.on_change: Callable[[Phase], object] = lambda _phase: None
         """Told the new phase at the moment at which it begins."""
@@ -51,6 +66,7 @@ class Phases:
         self.wanted = OPEN_ANSWERS if slots is None else math.ceil(pace.per_slot * slots)
         self._slots = slots
         self._pace = pace
+        self._meeting = meeting
         self._cold = set(range(1 if slots is None else slots))
         self._open: set[int] = set()
         self._straddling: set[int] = set()
@@ -71,7 +87,8 @@ class Phases:
         """The phase at this moment, in seconds since the run began."""
         pace = self._pace
         if self.phase is Phase.WARM_UP and elapsed >= pace.warm_up_s:
-            if not self._cold or elapsed >= pace.most_warm_up_s:
+            warm = not self._cold and (self._meeting is None or self._meeting.warm(self))
+            if warm or elapsed >= pace.most_warm_up_s:
                 self.window_start, self.unwarmed = elapsed, len(self._cold)
                 self._enter(Phase.WINDOW)
         elif (

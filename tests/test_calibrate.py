@@ -9,10 +9,18 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from loadtest.__main__ import main
-from loadtest.both_at_once import BOTH, BothAtOnce, Overlapped, as_runs, pairs_of
+from loadtest.both_at_once import (
+    BOTH,
+    BothAtOnce,
+    Overlapped,
+    TooShortError,
+    as_runs,
+    pairs_of,
+)
 from loadtest.calibrate import Class, Wanted, calibrate, fitted
 from loadtest.conditions import FitError
 from loadtest.engine import EngineConfig, running_engine
@@ -231,6 +239,23 @@ def test_a_damaged_file_of_overlaps_is_named(tmp_path: Path) -> None:
     (tmp_path / BOTH).write_text("{")
     with pytest.raises(SweepError, match=r"both\.json cannot be read"):
         BothAtOnce(tmp_path, [], None, Pace(), None)  # type: ignore[arg-type]
+
+
+def test_a_pair_of_levels_that_hardly_met_is_left_out(tmp_path: Path) -> None:
+    """What was measured before it is kept, and what comes after it is measured."""
+
+    class Hurried(BothAtOnce):
+        async def _pair(self, number: int, n: int, m: int) -> Overlapped:
+            if (n, m) == (8, 8):
+                raise TooShortError("both at once, 8 : 8: the windows overlapped for only 0.1 s")
+            return Overlapped(n, m, 6.0, 10.0, 20.0)
+
+    told: list[str] = []
+    both = Hurried(tmp_path, [], None, Pace(), None)  # type: ignore[arg-type]
+    found = asyncio.run(both.run([(4, 4), (8, 8), (4, 8)], told.append))
+    assert [(each.n, each.m) for each in found] == [(4, 4), (4, 8)]
+    assert "left out: both at once, 8 : 8: the windows overlapped for only 0.1 s" in told
+    assert len(msgspec.json.decode((tmp_path / BOTH).read_bytes())) == 2
 
 
 # ---------------------------------------------------------------------- over HTTP

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.arrivals import Level
-from loadtest.sweep_phases import OPEN_ANSWERS, Phase, Phases
+from loadtest.sweep_phases import OPEN_ANSWERS, Meeting, Phase, Phases
 from loadtest.sweep_schema import Pace
 
 PACE = Pace(warm_up_s=2, most_warm_up_s=20, window_s=10, most_window_s=60, per_slot=3)
@@ -56,6 +56,24 @@ def window(slots: int = 2) -> Phases:
     answered(phases, 0, slots)
     assert phases.advance(2.0) is Phase.WINDOW
     return phases
+
+
+def test_runs_that_meet_open_their_windows_together() -> None:
+    """The one that is warm first waits under load, however long the other's answers take."""
+    meeting = Meeting(2)
+    quick, slow = (Phases(1, PACE, meeting) for _ in range(2))
+    for phases in (quick, slow):
+        phases.sent(0)
+    quick.ended(0)
+    assert quick.advance(9.0) is Phase.WARM_UP
+    slow.ended(0)
+    assert slow.advance(9.5) is Phase.WINDOW
+    assert quick.advance(9.55) is Phase.WINDOW
+    assert (quick.window_start, slow.window_start) == (9.55, 9.5)
+    alone = Phases(1, PACE, Meeting(2))
+    alone.sent(0)
+    alone.ended(0)
+    assert [alone.advance(at) for at in (19.9, 20.0)] == [Phase.WARM_UP, Phase.WINDOW]
 
 
 def test_window_lasts_until_answers_are_enough() -> None:
