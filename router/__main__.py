@@ -18,6 +18,7 @@ from router import __version__
 from router.config import GROUPS, Settings, SettingsError, is_secret, load_settings_and_sources
 from router.config_flags import reference, with_flags
 from router.doctor_cli import doctor
+from router.launch_cli import launch
 
 EXIT_OK = 0
 EXIT_CONFIGURATION = 2
@@ -35,6 +36,7 @@ app = typer.Typer(
 
 
 app.command("doctor")(doctor)
+app.command("launch")(launch)
 
 
 def _settings(config: Path | None, flags: Mapping[str, Any]) -> tuple[Settings, dict[str, str]]:

@@ -5,7 +5,7 @@ wrong at once, so the command line does not check a value before.
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -27,20 +27,24 @@ _CONFIG: dict[str, Any] = {
 }
 
 
-def with_flags(command: Callable[[Path | None, dict[str, Any]], None]) -> Command:
-    """Give `command` a flag for each setting; it is called with the file and what was given."""
+def with_flags(command: Callable[..., None], own: Sequence[inspect.Parameter] = ()) -> Command:
+    """Give `command` a flag for each setting; it is called with the file and what was given.
+
+    `own` are parameters of the command itself, which it is called with by name.
+    """
 
     def called(config: Path | None, **given: Any) -> None:
         flags: dict[str, Any] = {}
+        mine = {parameter.name: given.pop(parameter.name) for parameter in own}
         for name, value in given.items():
             if isinstance(value, list):
                 if value:  # typer's word for a repeated flag that was not given is []
                     flags[name] = ",".join(value)
             elif value is not None:
                 flags[name.removeprefix(_NO)] = value is not True if name.startswith(_NO) else value
-        command(config, flags)
+        command(config, flags, **mine)
 
-    parameters = [_parameter("config", Path | None, typer.Option("--config", **_CONFIG))]
+    parameters = [parameter_of("config", Path | None, typer.Option("--config", **_CONFIG)), *own]
     for group in GROUPS:
         for name in group.model_fields:
             parameters += _parameters(group.title, name)
@@ -51,7 +55,8 @@ def with_flags(command: Callable[[Path | None, dict[str, Any]], None]) -> Comman
     return called
 
 
-def _parameter(name: str, kind: object, option: object) -> inspect.Parameter:
+def parameter_of(name: str, kind: object, option: object) -> inspect.Parameter:
+    """Return a flag: typer's option for a value of this kind, None where it is not given."""
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option]
     )
@@ -72,14 +77,14 @@ def _parameters(panel: str, name: str) -> Iterator[inspect.Parameter]:
     }
     if field.annotation is not bool:
         kind = list[str] | None if get_origin(field.annotation) is tuple else str | None
-        yield _parameter(name, kind, typer.Option(flag, metavar=kind_of(name), **shared))
+        yield parameter_of(name, kind, typer.Option(flag, metavar=kind_of(name), **shared))
     elif field.default:
-        yield _parameter(name, bool | None, typer.Option(f"{flag}/--no-{flag[2:]}", **shared))
+        yield parameter_of(name, bool | None, typer.Option(f"{flag}/--no-{flag[2:]}", **shared))
     else:
         # What is off by default is switched off only to overrule the file: not worth a column.
-        yield _parameter(name, bool | None, typer.Option(flag, **shared))
+        yield parameter_of(name, bool | None, typer.Option(flag, **shared))
         hidden = typer.Option(f"--no-{flag[2:]}", hidden=True)
-        yield _parameter(_NO + name, bool | None, hidden)
+        yield parameter_of(_NO + name, bool | None, hidden)
 
 
 def kind_of(name: str) -> str:

@@ -16,6 +16,9 @@ ENV_PREFIX = "CROSSOVER_"
 # Which file to read, where --config does not say.
 ENV_CONFIG = ENV_PREFIX + "CONFIG"
 HIDDEN = "***"
+# The table of the file that is another command's: `crossover launch` has the rest of the file in
+# common with `crossover serve` (router/config_launch.py reads it).
+LAUNCH_TABLE = "launch"
 
 # Kubernetes puts these into every pod of a namespace that has a Service called crossover (or
 # crossover-admin): nobody wrote them, and refusing them would keep the router from starting.
@@ -106,6 +109,8 @@ def _take_file(
         gathered.problems.append(f"{what}: not a TOML file: {error}")
     else:
         for name, value in table.items():
+            if name == LAUNCH_TABLE:
+                continue
             if name in paths and isinstance(value, str):
                 # A file that names another one means: beside me, wherever the router is started.
                 value = path.parent / Path(value).expanduser()  # noqa: PLW2901

@@ -1,0 +1,105 @@
+"""The command `crossover launch`: its flags and its exit codes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+
+from router.config import SettingsError
+from router.config_flags import Command, parameter_of, with_flags
+from router.config_launch import LaunchTableError
+from router.config_sources import ENV_PREFIX
+from router.launch_codes import EXIT_CONFIGURATION, EXIT_FAILURE
+
+if TYPE_CHECKING:
+    from router.launch import Job
+
+
+def _own(flag: str, metavar: str, text: str, kind: object = str | None) -> Any:
+    shared: dict[str, Any] = {"rich_help_panel": "Launch", "show_default": False, "help": text}
+    if metavar:
+        shared["metavar"] = metavar
+    return parameter_of(flag[2:].replace("-", "_"), kind, typer.Option(flag, **shared))
+
+
+OWN: Final = (
+    _own("--model", "MODEL", "The model: a folder on this host, or a name on the hub."),
+    _own("--draft", "MODEL", "The draft model of the speculative server, likewise."),
+    _own("--gpus", "shared|split", "Both servers on the same GPUs, or each on its own."),
+    _own("--tensor-parallel-size", "NUMBER", "GPUs per server.", int | None),
+    _own("--python", "FILE", "The Python that has SGLang, if it is not the router's own."),
+    _own("--server-command", "TEXT", "A command in SGLang's place; see router/LAUNCH.md."),
+    _own("--dry-run", "", "Print what would be started, and end.", bool | None),
+)
+
+
+def _launch(config: Path | None, flags: dict[str, Any], **own: Any) -> None:
+    """Start both SGLang servers and the router on this host, and keep them running.
+
+    For example: crossover launch --model M --draft D --threshold 32
+
+    All flags of serve are passed on. The file may have a [launch] table; router/LAUNCH.md has an
+    example. Without a threshold and a calibration everything goes to the baseline server.
+
+    Exit codes: 0 a clean stop, 2 refused configuration, 3 a port is taken, 4 a failure, 5 no GPU,
+    6 SGLang is not installed, 7 a model is missing or does not fit its draft, 8 out of GPU memory,
+    9 a server did not start, 130 ended at once by a second signal.
+    """
+    from router.launch_checks import LaunchError
+    from router.launch_prepare import prepare
+
+    dry_run = own.pop("dry_run")
+    try:
+        job = prepare(config, flags, own)
+    except (SettingsError, LaunchTableError) as error:
+        sys.stderr.write("crossover: the configuration is refused:\n")
+        for line in error.lines:
+            sys.stderr.write(f"  {line}\n")
+        raise typer.Exit(EXIT_CONFIGURATION) from None
+    except LaunchError as error:
+        sys.stderr.write(f"crossover launch: {error}\n")
+        raise typer.Exit(error.code) from None
+    if dry_run:
+        sys.stdout.write(described(job))
+        return
+    raise typer.Exit(_run(job))
+
+
+launch: Command = with_flags(_launch, OWN)
+
+
+def described(job: Job) -> str:
+    """Return what would be started, as a shell would take it: comments and commands."""
+    from router.launch_view import shown
+
+    lines = [f"# {word}" for word in job.words]
+    for server in job.plan.servers:
+        lines += [f"# the {server.role} server", shown(server.command, server.env)]
+        if server.beside != server.command:
+            lines += ["# ... and while the other one runs", shown(server.beside, server.env)]
+    order = "at once" if job.plan.at_once else "one after the other, in this order"
+    lines.append(f"# both servers {order}; when they are ready, the router")
+    own = {name: value for name, value in job.router.env.items() if name.startswith(ENV_PREFIX)}
+    return "\n".join([*lines, shown(job.router.argv, own)]) + "\n"
+
+
+def _run(job: Job) -> int:
+    import asyncio
+    import traceback
+
+    from router.launch import launch as run
+    from router.launch_process import adopt_orphans
+    from router.launch_view import View
+
+    view = View()
+    try:
+        adopt_orphans()
+        return asyncio.run(run(job, view))
+    except Exception:  # noqa: BLE001 (the last stop: the documented code instead of Python's 1)
+        traceback.print_exc()
+        return EXIT_FAILURE
+    finally:
+        view.close()

@@ -1,0 +1,276 @@
+"""What `crossover launch` will start: from what is wanted and the GPUs seen to two command lines.
+
+The law of this file: values in, values out. It reads no file, asks no GPU and starts nothing; what
+it cannot do well it says in `words`, one line each, for the user.
+"""
+
+from __future__ import annotations
+
+import enum
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from router.launch_flags import Flags, from_args, merged, to_args, value_of
+from router.launch_gpu_facts import Gpu, Machine, fractions, recipe, tensor_parallel
+from router.launch_model import ModelFacts
+from router.load import ROLES, Role
+
+# SGLang's own way in, in every release that we know.
+SGLANG: Final = ("-m", "sglang.launch_server")
+# Spec V2 is off by default up to 0.5.9 or a little later, on by 0.5.12, and always on from 0.5.14.
+SPEC_V2: Final = "SGLANG_ENABLE_SPEC_V2"
+SPEC_V2_DEFAULT_SINCE: Final = (0, 5, 12)
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+# Speculation without a draft model of its own.
+DRAFTLESS: Final = {"NEXTN", "NGRAM"}
+
+
+class PlanError(ValueError):
+    """What is wanted cannot be planned. The text says what, and how to mend it."""
+
+
+class NoGpuError(PlanError):
+    """There is no GPU, or there are too few."""
+
+
+class Share(enum.StrEnum):
+    """Where the two servers run."""
+
+    SHARED = "shared"  # both on the same GPUs
+    SPLIT = "split"  # each on GPUs of its own
+
+
+class Extra(msgspec.Struct, frozen=True):
+    """What a user adds to one server, or to both."""
+
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    without: tuple[str, ...] = ()  # flags that are taken out again
+
+
+class Address(msgspec.Struct, frozen=True):
+    """Where a server listens."""
+
+    host: str
+    port: int
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is asked for. `base` holds the flags of deploy/sglang/."""
+
+    model: str
+    draft: str | None
+    addresses: Mapping[Role, Address]
+    base: Mapping[Role, Flags]
+    share: Share | None = None  # None: shared on one GPU, split on more
+    tensor_parallel: int | None = None
+    python: str = "python"
+    server_command: tuple[str, ...] | None = None
+    both: Extra = Extra()
+    each: Mapping[Role, Extra] = {}
+
+
+class ServerPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """How one server is started. `beside` is the command while the other server is up."""
+
+    role: Role
+    address: Address
+    command: tuple[str, ...]
+    beside: tuple[str, ...]
+    env: dict[str, str]
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """Both servers, the first to be started first."""
+
+    servers: tuple[ServerPlan, ServerPlan]
+    at_once: bool  # whether they may start at the same moment
+    share: Share
+    words: tuple[str, ...] = ()
+
+
+class _Layout(msgspec.Struct, frozen=True):
+    share: Share
+    gpus: Mapping[Role, tuple[Gpu, ...]]
+    words: tuple[str, ...]
+
+
+def needs_gpus(server_command: Sequence[str] | None) -> bool:
+    """Whether the command lines depend on the GPUs of this host."""
+    if server_command is None:
+        return True
+    text = " ".join(server_command)
+    return any(word in text for word in ("{args}", "{gpus}", "{tp}"))
+
+
+def plan(wanted: Wanted, machine: Machine, facts: ModelFacts | None) -> Plan:
+    """Return what to start, and in which order.
+
+    `facts` is what is known of the model, None where its files are not on this host. Raises
+    PlanError, NoGpuError where GPUs are missing, FlagError for arguments that are not flags.
+    """
+    if not needs_gpus(wanted.server_command):
+        return _without_gpus(wanted)
+    layout = _lay_out(wanted, machine, facts)
+    used = {gpu.index: gpu for gpus in layout.gpus.values() for gpu in gpus}
+    advice, words = recipe(tuple(used.values()), facts)
+    flags = {role: _flags(wanted, role, layout, advice) for role in ROLES}
+    fixed = all("max-total-tokens" in flags[role] for role in ROLES)
+    alone = beside = flags
+    if layout.share is Share.SHARED and not fixed:
+        first, second = fractions(next(iter(used.values())))
+        alone = {role: _sized(flags[role], first) for role in ROLES}
+        beside = {role: _sized(flags[role], second) for role in ROLES}
+        words += (
+            (
+                f"one after the other on the same GPUs: the first may hold {first:.1%} of what is free "
+                f"then, the second {second:.1%}; with --max-total-tokens on both they start at once"
+            ),
+        )
+    servers = tuple(
+        ServerPlan(
+            role=role,
+            address=wanted.addresses[role],
+            command=_command(wanted, role, alone[role], layout, machine),
+            beside=_command(wanted, role, beside[role], layout, machine),
+            env=_env(wanted, role, layout, machine),
+        )
+        for role in ROLES
+    )
+    return Plan(
+        servers=(servers[0], servers[1]),
+        at_once=layout.share is Share.SPLIT or fixed,
+        share=layout.share,
+        words=layout.words + words,
+    )
+
+
+def _without_gpus(wanted: Wanted) -> Plan:
+    servers = tuple(
+        ServerPlan(
+            role=role,
+            address=wanted.addresses[role],
+            command=(command := _filled(wanted, role, {}, (), 1)),
+            beside=command,
+            env=_own_env(wanted, role),
+        )
+        for role in ROLES
+    )
+    share = wanted.share or Share.SHARED
+    return Plan(servers=(servers[0], servers[1]), at_once=True, share=share)
+
+
+def _lay_out(wanted: Wanted, machine: Machine, facts: ModelFacts | None) -> _Layout:
+    """Which server gets which GPUs."""
+    gpus = machine.gpus
+    if not gpus:
+        raise NoGpuError("no GPU is seen on this host")
+    share = wanted.share or (Share.SHARED if len(gpus) == 1 else Share.SPLIT)
+    if share is Share.SPLIT and len(gpus) < 2:
+        text = "a GPU for each server wants two, and one is seen: use --gpus shared"
+        raise NoGpuError(text)
+    room = len(gpus) if share is Share.SHARED else len(gpus) // 2
+    size = wanted.tensor_parallel or tensor_parallel(room, facts)
+    if size > room:
+        text = (
+            f"--tensor-parallel-size {size} wants more GPUs for a server than the {room} there are"
+        )
+        raise NoGpuError(text)
+    words = []
+    if share is Share.SHARED:
+        mine, theirs = gpus[:size], gpus[:size]
+    else:
+        mine, theirs = gpus[:size], gpus[size : 2 * size]
+    unused = len(gpus) - len({*mine, *theirs})
+    if unused:
+        words.append(f"{unused} of {len(gpus)} GPUs stay unused: each server takes {size}")
+    return _Layout(share, {Role.SPECULATIVE: mine, Role.BASELINE: theirs}, tuple(words))
+
+
+def _flags(wanted: Wanted, role: Role, layout: _Layout, advice: Flags) -> Flags:
+    """All flags of one server but its memory fraction."""
+    address, size = wanted.addresses[role], len(layout.gpus[role])
+    own: Flags = {"model-path": (wanted.model,)}
+    own |= {"host": (address.host,), "port": (str(address.port),)}
+    if size > 1:
+        own["tensor-parallel-size"] = (str(size),)
+    extra = wanted.each.get(role, Extra())
+    added = merged(from_args(wanted.both.args), from_args(extra.args))
+    if not {"host", "port"}.isdisjoint(added):
+        text = f"give the {role} server's address as --{role} http://HOST:PORT, not in its args"
+        raise PlanError(text)
+    base = dict(wanted.base[role])
+    algorithm = value_of({**base, **added}, "speculative-algorithm")
+    if role is Role.SPECULATIVE and "speculative-draft-model-path" not in added:
+        if wanted.draft is not None:
+            base["speculative-draft-model-path"] = (wanted.draft,)
+        elif (algorithm or "").upper() not in DRAFTLESS:
+            raise PlanError(f"{algorithm or 'speculation'} wants a draft model: give --draft")
+    without = (*wanted.both.without, *extra.without)
+    return merged(own, base, advice, added, without=without)
+
+
+def _sized(flags: Flags, fraction: float) -> Flags:
+    """With this share of the free memory, unless the user has said another."""
+    if "mem-fraction-static" in flags:
+        return flags
+    return {**flags, "mem-fraction-static": (f"{fraction:.3f}",)}
+
+
+def _command(
+    wanted: Wanted, role: Role, flags: Flags, layout: _Layout, machine: Machine
+) -> tuple[str, ...]:
+    if wanted.server_command is not None:
+        return _filled(wanted, role, flags, layout.gpus[role], len(layout.gpus[role]), machine)
+    return (wanted.python, *SGLANG, *to_args(flags, machine.release))
+
+
+def _filled(
+    wanted: Wanted,
+    role: Role,
+    flags: Flags,
+    gpus: Sequence[Gpu],
+    size: int,
+    machine: Machine | None = None,
+) -> tuple[str, ...]:
+    """The user's own command with its placeholders filled in."""
+    address = wanted.addresses[role]
+    release = machine.release if machine is not None else None
+    values = {
+        "{role}": role.value,
+        "{host}": address.host,
+        "{port}": str(address.port),
+        "{model}": wanted.model,
+        "{draft}": wanted.draft or "",
+        "{gpus}": ",".join(gpu.token for gpu in gpus),
+        "{tp}": str(size),
+    }
+    command: list[str] = []
+    for word in wanted.server_command or ():
+        if word == "{args}":
+            command += to_args(flags, release)
+            continue
+        filled = word.replace("{args}", shlex.join(to_args(flags, release)))
+        for placeholder, value in values.items():
+            filled = filled.replace(placeholder, value)
+        command.append(filled)
+    return tuple(command)
+
+
+def _env(wanted: Wanted, role: Role, layout: _Layout, machine: Machine) -> dict[str, str]:
+    env = {}
+    mine = layout.gpus[role]
+    if len(mine) < len(machine.gpus):
+        env[VISIBLE] = ",".join(gpu.token for gpu in mine)
+    release = machine.release
+    old = release is not None and release < SPEC_V2_DEFAULT_SINCE
+    if role is Role.SPECULATIVE and old:
+        env[SPEC_V2] = "1"
+    return env | _own_env(wanted, role)
+
+
+def _own_env(wanted: Wanted, role: Role) -> dict[str, str]:
+    return {**wanted.both.env, **wanted.each.get(role, Extra()).env}

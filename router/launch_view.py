@@ -1,0 +1,96 @@
+"""What `crossover launch` writes to standard error: everybody's lines behind their names, progress.
+
+A terminal shows one moving line below the log; anything else gets plain lines, and one about the
+progress now and then. A reader that is stuck must not stop the launcher, which would stop the
+servers on full pipes: lines go through the bounded queue of `LineWriter`, and what does not fit is
+dropped.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from rich.console import Console
+from rich.status import Status
+from rich.text import Text
+
+from router.logs import LineWriter, write_stderr
+
+WIDTH: Final = len("speculative")
+OWN: Final = "crossover"
+_STYLES: Final = {OWN: "bold", "speculative": "cyan", "baseline": "green", "router": "magenta"}
+_SECRET: Final = re.compile(r"key|token|secret|passw|auth|credential", re.IGNORECASE)
+# Names that only sound like it.
+_OPEN: Final = re.compile(r"token(s|izer)|keep|author", re.IGNORECASE)
+_ESCAPES: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
+
+
+class View:
+    """The one place that writes."""
+
+    def __init__(self, console: Console | None = None, writer: LineWriter | None = None) -> None:
+        """Without arguments: standard error as it is."""
+        self._console = console or Console(stderr=True, highlight=False)
+        self.moving = self._console.is_terminal
+        self._status: Status | None = None
+        self._writer = writer or LineWriter(self._draw if self.moving else write_stderr)
+
+    def say(self, who: str, text: str) -> None:
+        """One line of one process, or of ours."""
+        # Of a line that was written over and over, as progress bars are, only the last counts.
+        last = text.rstrip("\r").rpartition("\r")[2]
+        line = f"{who:<{WIDTH}} | {_ESCAPES.sub('', last)}\n"
+        self._writer.put(line.encode("utf-8", "backslashreplace"))
+
+    def own(self, text: str) -> None:
+        """A line of the launcher itself."""
+        self.say(OWN, text)
+
+    def progress(self, text: str | None) -> None:
+        """Show what is waited for; None: nothing any more."""
+        if not self.moving:
+            if text is not None:
+                self.own(text)
+        elif text is None:
+            if self._status is not None:
+                self._status.stop()
+                self._status = None
+        elif self._status is None:
+            self._status = self._console.status(Text(text))
+            self._status.start()
+        else:
+            self._status.update(Text(text))
+
+    def close(self) -> None:
+        """Write what waits and end."""
+        self.progress(None)
+        self._writer.close()
+
+    def _draw(self, data: bytes) -> None:
+        for line in data.decode("utf-8", "replace").splitlines():
+            who, bar, text = line.partition(" | ")
+            style = _STYLES.get(who.strip(), "")
+            self._console.print(Text.assemble((who + bar, style), text), soft_wrap=True)
+
+
+def shown(command: Sequence[str], env: Mapping[str, str]) -> str:
+    """Return a command with its environment as a shell would take it, without secrets."""
+    words = []
+    hide = False
+    for word in command:
+        flag = word.startswith("--")
+        words.append("***" if hide and not flag else word)
+        hide = flag and _is_secret(word)
+    text = " ".join(word if word == "***" else shlex.quote(word) for word in words)
+    settings = "".join(
+        f"{name}={'***' if _is_secret(name) else shlex.quote(value)} "
+        for name, value in env.items()
+    )
+    return settings + text
+
+
+def _is_secret(name: str) -> bool:
+    return bool(_SECRET.search(_OPEN.sub("", name)))
