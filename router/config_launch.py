@@ -34,6 +34,12 @@ def _texts(value: tuple[str, ...]) -> tuple[str, ...]:
     return value
 
 
+def _variables(value: dict[str, str]) -> dict[str, str]:
+    if any(not name or "=" in name or "\0" in name + text for name, text in value.items()):
+        raise ValueError("not the name of a variable, or a zero byte in its value")
+    return value
+
+
 Texts = Annotated[tuple[str, ...], AfterValidator(_texts)]
 
 
@@ -53,7 +59,7 @@ class ServerTable(Table):
 
     args: Texts = ()
     """Flags of SGLang; they replace those of deploy/sglang/ and of the recipe."""
-    env: dict[str, str] = Field(default_factory=dict)
+    env: Annotated[dict[str, str], AfterValidator(_variables)] = Field(default_factory=dict)
     """Environment variables."""
     without: Texts = ()
     """Names of flags that are taken out again."""

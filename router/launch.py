@@ -23,11 +23,18 @@ import httpx
 
 from router.doctor import Target
 from router.launch_backoff import Backoff
-from router.launch_codes import CODE_OF, EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVER_ENDED
+from router.launch_codes import (
+    CODE_OF,
+    EXIT_FAILURE,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_SERVER_ENDED,
+)
 from router.launch_doctor import look
 from router.launch_hints import hint_in
+from router.launch_kept import Command, Keepers
 from router.launch_plan import Address, Plan, ServerPlan
-from router.launch_process import Command, Name, State, Watched, meaning
+from router.launch_process import Name, State, Watched, meaning
 from router.launch_view import View, shown
 from router.load import ROLES, Role
 from router.poller import NoReply, fetch, probe_client
@@ -66,8 +73,10 @@ class Launch:
         self._view = view
         self._asked = asyncio.Event()
         self._hurry = False
+        self._broken = False
         self._tasks: list[asyncio.Task[None]] = []
         self._clients: list[httpx.AsyncClient] = []
+        self._keepers = Keepers()
         shared = None if job.plan.at_once else asyncio.Lock()
         self._servers = {
             server.role: self._server(server, shared or asyncio.Lock())
@@ -78,6 +87,7 @@ class Launch:
             lambda: job.router,
             self._listens,
             view.say,
+            keepers=self._keepers,
             backoff=self._backoff(),
             start_seconds=ROUTER_START,
         )
@@ -101,6 +111,7 @@ class Launch:
             command,
             healthy,
             self._view.say,
+            keepers=self._keepers,
             backoff=self._backoff(),
             start_seconds=self._job.start_timeout,
             gate=gate,
@@ -136,6 +147,8 @@ class Launch:
         finally:
             asked.cancel()
             await self._down()
+        if self._broken:
+            return EXIT_FAILURE
         return EXIT_INTERRUPTED if self._hurry else code
 
     def _on_signal(self) -> None:
@@ -236,8 +249,16 @@ class Launch:
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(self._ended)
         self._tasks.append(task)
         return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """An error of ours in one of the tasks ends the launch, in order."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._view.own(f"an error in the launcher itself: {error!r}")
+            self._broken = True
+            self._asked.set()
 
 
 def url_of(address: Address) -> str:

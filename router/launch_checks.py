@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from router.app import BindError, bind
 from router.launch_codes import EXIT_CANNOT_BIND, EXIT_NO_GPU, EXIT_NO_MODEL, EXIT_NO_SGLANG

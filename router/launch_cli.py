@@ -91,12 +91,12 @@ def _run(job: Job) -> int:
     import traceback
 
     from router.launch import launch as run
-    from router.launch_process import adopt_orphans
+    from router.launch_keeper import become_subreaper
     from router.launch_view import View
 
     view = View()
     try:
-        adopt_orphans()
+        become_subreaper()  # what a lost keeper leaves behind becomes ours, and is ended
         return asyncio.run(run(job, view))
     except Exception:  # noqa: BLE001 (the last stop: the documented code instead of Python's 1)
         traceback.print_exc()

@@ -30,7 +30,10 @@ try:
     seen["torch"] = str(torch.__version__)
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
-        free, total = torch.cuda.mem_get_info(index)
+        try:
+            free, total = torch.cuda.mem_get_info(index)
+        except RuntimeError:  # not even a context fits
+            free, total = 0, properties.total_memory
         seen["gpus"].append({
             "index": index,
             "name": properties.name,

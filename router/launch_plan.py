@@ -121,7 +121,7 @@ def plan(wanted: Wanted, machine: Machine, facts: ModelFacts | None) -> Plan:
     fixed = all("max-total-tokens" in flags[role] for role in ROLES)
     alone = beside = flags
     if layout.share is Share.SHARED and not fixed:
-        first, second = fractions(next(iter(used.values())))
+        first, second = fractions(min(used.values(), key=lambda gpu: gpu.free))
         alone = {role: _sized(flags[role], first) for role in ROLES}
         beside = {role: _sized(flags[role], second) for role in ROLES}
         words += (

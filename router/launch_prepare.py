@@ -26,6 +26,7 @@ from router.launch_codes import EXIT_CONFIGURATION, EXIT_NO_GPU
 from router.launch_flags import FlagError, from_args, merged, value_of
 from router.launch_gpu_facts import Machine
 from router.launch_gpus import ProbeError, interpreter_environment, look
+from router.launch_kept import Command
 from router.launch_model import ModelFacts
 from router.launch_plan import (
     Address,
@@ -38,7 +39,6 @@ from router.launch_plan import (
     needs_gpus,
     plan,
 )
-from router.launch_process import Command
 from router.load import Role
 from router.wiring import read_line
 
@@ -75,7 +75,7 @@ def prepare(config: Path | None, flags: dict[str, Any], own: Mapping[str, object
         router=_router(config, flags),
         router_address=(_reachable(settings.host), settings.port),
         router_url=_url(settings),
-        base_env=interpreter_environment(),
+        base_env={"PYTHONUNBUFFERED": "1", **interpreter_environment()},
         drain=settings.drain_delay + settings.drain_timeout,
         start_timeout=table.start_timeout,
         stop_timeout=table.stop_timeout,

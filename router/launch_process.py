@@ -1,8 +1,7 @@
 """One process that is kept running: started, watched until it is ready, started again, stopped.
 
-Each runs under a keeper (`launch_keeper`) in a session of its own, so that the terminal's Ctrl-C is
-ours alone and nothing of it outlives us. What it prints goes line by line to the view; the last
-lines are remembered for the message about its end.
+What it prints goes line by line to the view; the last lines are remembered for the message about
+its end.
 """
 
 from __future__ import annotations
@@ -10,38 +9,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
-import os
 import signal
-import sys
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
-from router import launch_keeper
 from router.launch_backoff import Backoff
+from router.launch_kept import Command, Keepers, Running
 
-KEEPER: Final = Path(__file__).with_name("launch_keeper.py")
 TAIL_LINES: Final = 200
-LONGEST_LINE: Final = 64 * 1024  # bytes; the rest of a longer one is the next line
+CANNOT_START: Final = 126  # as a shell has it
 LOOK_SECONDS: Final = 0.5  # between two looks whether it is ready
-KILL_SECONDS: Final = 8.0  # for a keeper to end all that it keeps
-
-ORPHAN_LOOKS: Final = 100
-# The keepers that run: whatever else is a child of ours was left behind by one that does not.
-_KEEPERS: Final[set[int]] = set()
 
 Say = Callable[[str, str], None]  # who, what
 Ready = Callable[[], Awaitable[bool]]
 Clock = Callable[[], float]
-
-
-class Command(NamedTuple):
-    """What to run."""
-
-    argv: tuple[str, ...]
-    env: Mapping[str, str]
 
 
 class Name(NamedTuple):
@@ -60,102 +43,6 @@ class State(enum.StrEnum):
     DOWN = "down"
 
 
-class Running:
-    """One run of a command under its keeper."""
-
-    def __init__(self, process: asyncio.subprocess.Process, lines: Callable[[str], None]) -> None:
-        self._process = process
-        self._pump = asyncio.get_running_loop().create_task(_pump(process, lines))
-
-    @classmethod
-    async def start(cls, command: Command, lines: Callable[[str], None]) -> Running:
-        """Run it; each line that it prints is handed to `lines`."""
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", str(KEEPER), *command.argv),
-            env=dict(command.env),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-            limit=LONGEST_LINE,
-        )
-        _KEEPERS.add(process.pid)
-        return cls(process, lines)
-
-    @property
-    def alive(self) -> bool:
-        """Whether its keeper has not ended."""
-        return self._process.returncode is None
-
-    async def wait(self) -> int:
-        """Return its exit code, 128 + n after signal n, once all that it printed is read."""
-        code = await self._process.wait()
-        _KEEPERS.discard(self._process.pid)
-        if code < 0:
-            await end_orphans()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self._pump), 1.0)
-        self._pump.cancel()
-        return 128 - code if code < 0 else code
-
-    def terminate(self) -> None:
-        """Ask it to end."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """End it and all that it has started, at once."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-
-    async def stop(self, seconds: float) -> int:
-        """Ask it to end, and end it when it has not after so many seconds."""
-        self.terminate()
-        try:
-            async with asyncio.timeout(seconds):
-                return await self.wait()
-        except TimeoutError:
-            self.kill()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(KILL_SECONDS):
-                return await self.wait()
-        self._process.kill()
-        return await self.wait()
-
-
-def adopt_orphans() -> None:
-    """Become the parent of what a lost keeper leaves behind (Linux)."""
-    launch_keeper.become_subreaper()
-
-
-async def end_orphans() -> None:
-    """End what keepers that were killed have left behind, and that is now ours."""
-    for _ in range(ORPHAN_LOOKS):
-        orphans = launch_keeper.descendants_of(os.getpid(), past=_KEEPERS)
-        for pid in orphans:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        launch_keeper.reap_these(orphans)
-        if not orphans:
-            return
-        await asyncio.sleep(0.02)
-
-
-async def _pump(process: asyncio.subprocess.Process, lines: Callable[[str], None]) -> None:
-    if process.stdout is None:
-        return
-    while True:
-        try:
-            data = await process.stdout.readuntil(b"\n")
-        except asyncio.IncompleteReadError as error:
-            data = error.partial
-        except asyncio.LimitOverrunError as error:
-            data = await process.stdout.readexactly(error.consumed)
-        if not data:
-            return
-        lines(data.decode("utf-8", "replace").rstrip("\r\n"))
-
-
 class Watched:
     """A process that is to run until it is told to stop."""
 
@@ -166,6 +53,7 @@ class Watched:
         ready: Ready,
         say: Say,
         *,
+        keepers: Keepers,
         backoff: Backoff,
         start_seconds: float,
         gate: asyncio.Lock | None = None,
@@ -183,6 +71,7 @@ class Watched:
         self._command = command
         self._ready = ready
         self._say = say
+        self._keepers = keepers
         self._backoff = backoff
         self._start_seconds = start_seconds
         self._gate = gate or asyncio.Lock()
@@ -227,10 +116,15 @@ class Watched:
                 return 0, 0.0
             self.starts += 1
             self._to(State.STARTING)
-            running = self._running = await Running.start(self._command(), self._line)
+            try:
+                running = await self._keepers.start(self._command(), self._line)
+            except OSError as error:  # no process, no memory, no file left
+                self._line(f"cannot run it: {error.strerror or error}")
+                return CANNOT_START, 0.0
+            self._running = running
             if self._stopping.is_set():  # while it was being started
                 running.kill()
-            ended = asyncio.get_running_loop().create_task(running.wait())
+            ended = asyncio.get_running_loop().create_task(self._keepers.end_of(running))
             became = await self._until_ready(ended)
         if not became:
             if not ended.done():

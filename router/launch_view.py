@@ -20,6 +20,7 @@ from rich.text import Text
 from router.logs import LineWriter, write_stderr
 
 WIDTH: Final = len("speculative")
+LINES: Final = 8192  # that may wait: a server prints hundreds at once when it starts or dies
 OWN: Final = "crossover"
 _STYLES: Final = {OWN: "bold", "speculative": "cyan", "baseline": "green", "router": "magenta"}
 _SECRET: Final = re.compile(r"key|token|secret|passw|auth|credential", re.IGNORECASE)
@@ -36,7 +37,9 @@ class View:
         self._console = console or Console(stderr=True, highlight=False)
         self.moving = self._console.is_terminal
         self._status: Status | None = None
-        self._writer = writer or LineWriter(self._draw if self.moving else write_stderr)
+        self._writer = writer or LineWriter(
+            self._draw if self.moving else write_stderr, batches=LINES
+        )
 
     def say(self, who: str, text: str) -> None:
         """One line of one process, or of ours."""
@@ -67,6 +70,8 @@ class View:
     def close(self) -> None:
         """Write what waits and end."""
         self.progress(None)
+        if self._writer.dropped:
+            self.own(f"{self._writer.dropped} lines were dropped: nobody read them in time")
         self._writer.close()
 
     def _draw(self, data: bytes) -> None:
