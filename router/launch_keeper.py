@@ -28,6 +28,7 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+PR_GET_CHILD_SUBREAPER = 37
 CANNOT_START = 127
 KILL_SECONDS = 5.0  # until a killed process must be gone; one in the kernel's hands may not be
 LINUX = sys.platform == "linux"
@@ -60,6 +61,15 @@ def become_subreaper() -> None:
     """Have orphans among our descendants become children of ours, not of init."""
     if LINUX:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def is_subreaper() -> bool:
+    """Whether orphans among our descendants become ours."""
+    if not LINUX:
+        return False
+    found = ctypes.c_int(0)
+    ctypes.CDLL(None).prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(found), 0, 0, 0)
+    return found.value == 1
 
 
 def die_with(parent: int) -> None:

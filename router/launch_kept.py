@@ -34,9 +34,9 @@ class Command(NamedTuple):
 class Running:
     """One run of a command under its keeper."""
 
-    def __init__(self, process: asyncio.subprocess.Process, lines: Callable[[str], None]) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, pump: asyncio.Task[None]) -> None:
         self._process = process
-        self._pump = asyncio.get_running_loop().create_task(_pump(process, lines))
+        self._pump = pump
 
     @property
     def pid(self) -> int:
@@ -54,6 +54,8 @@ class Running:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(self._pump), LAST_LINES_SECONDS)
         self._pump.cancel()
+        await asyncio.gather(self._pump, return_exceptions=True)
+        self.kill()  # nobody is there any more: it only closes our end
         return code
 
     def terminate(self) -> None:
@@ -79,19 +81,25 @@ class Running:
                     more()
 
 
-async def _pump(process: asyncio.subprocess.Process, lines: Callable[[str], None]) -> None:
-    if process.stdout is None:
-        return
-    while True:
-        try:
-            data = await process.stdout.readuntil(b"\n")
-        except asyncio.IncompleteReadError as error:
-            data = error.partial
-        except asyncio.LimitOverrunError as error:
-            data = await process.stdout.readexactly(error.consumed)
-        if not data:
-            return
-        lines(data.decode("utf-8", "replace").rstrip("\r\n"))
+async def _pump(pipe: int, lines: Callable[[str], None]) -> None:
+    """Read a pipe to its end. One of asyncio's own would keep `wait` from seeing the exit."""
+    reader = asyncio.StreamReader(limit=LONGEST_LINE)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(pipe, "rb", 0)
+    )
+    try:
+        while True:
+            try:
+                data = await reader.readuntil(b"\n")
+            except asyncio.IncompleteReadError as error:
+                data = error.partial
+            except asyncio.LimitOverrunError as error:
+                data = await reader.readexactly(error.consumed)
+            if not data:
+                return
+            lines(data.decode("utf-8", "replace").rstrip("\r\n"))
+    finally:
+        transport.close()
 
 
 class Keepers:
@@ -105,17 +113,21 @@ class Keepers:
     async def start(self, command: Command, lines: Callable[[str], None]) -> Running:
         """Run a command under a keeper; each line that it prints is handed to `lines`."""
         async with self._lock:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", str(KEEPER), *command.argv),
-                env=dict(command.env),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                start_new_session=True,
-                limit=LONGEST_LINE,
-            )
+            ours, theirs = os.pipe()
+            pump = asyncio.get_running_loop().create_task(_pump(ours, lines))
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-I", "-S", str(KEEPER), *command.argv),
+                    env=dict(command.env),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=theirs,
+                    stderr=asyncio.subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            finally:
+                os.close(theirs)
             self._running.add(process.pid)
-        return Running(process, lines)
+        return Running(process, pump)
 
     async def end_of(self, running: Running) -> int:
         """Wait for its end: the exit code, 128 + n after signal n."""
@@ -123,7 +135,8 @@ class Keepers:
         self._running.discard(running.pid)
         if code >= 0:
             return code
-        await self._end_orphans()
+        if launch_keeper.is_subreaper():
+            await self._end_orphans()
         return 128 - code
 
     async def _end_orphans(self) -> None:

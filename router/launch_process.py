@@ -20,7 +20,7 @@ from router.launch_kept import Command, Keepers, Running
 
 TAIL_LINES: Final = 200
 CANNOT_START: Final = 126  # as a shell has it
-LOOK_SECONDS: Final = 0.5  # between two looks whether it is ready
+LOOK_SECONDS: Final = 0.2  # between two looks whether it is ready
 
 Say = Callable[[str, str], None]  # who, what
 Ready = Callable[[], Awaitable[bool]]

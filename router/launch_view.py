@@ -45,7 +45,8 @@ class View:
         """One line of one process, or of ours."""
         # Of a line that was written over and over, as progress bars are, only the last counts.
         last = text.rstrip("\r").rpartition("\r")[2]
-        line = f"{who:<{WIDTH}} | {_ESCAPES.sub('', last)}\n"
+        clean = _ESCAPES.sub("", last.replace("\n", "\\n"))
+        line = f"{who:<{WIDTH}} | {clean}\n"
         self._writer.put(line.encode("utf-8", "backslashreplace"))
 
     def own(self, text: str) -> None:

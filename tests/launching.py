@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import os
 import socket
@@ -39,7 +40,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *args):
         pass
 subprocess.Popen(["sleep", sys.argv[2]], start_new_session=True)
-print("up as", os.getpid(), flush=True)
+print("up", "as", os.getpid(), flush=True)
 http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 
@@ -80,7 +81,7 @@ class Lines:
 
     def __init__(self) -> None:
         self.data = bytearray()
-        self.view = View(Console(file=open(os.devnull, "w")), LineWriter(self.data.extend))  # noqa: PTH123, SIM115
+        self.view = View(Console(file=io.StringIO()), LineWriter(self.data.extend))
 
     @property
     def all(self) -> list[str]:
