@@ -129,6 +129,11 @@ def plan(wanted: Wanted, machine: Machine, facts: ModelFacts | None) -> Plan:
                 f"one after the other on the same GPUs: the first may hold {first:.1%} of what is free "
                 f"then, the second {second:.1%}; with --max-total-tokens on both they start at once"
             ),
+            *(
+                f"the {role} server keeps its own --mem-fraction-static, of what is free then"
+                for role in ROLES
+                if "mem-fraction-static" in flags[role]
+            ),
         )
     servers = tuple(
         ServerPlan(

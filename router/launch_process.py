@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
 from router.launch_backoff import Backoff
+from router.launch_hints import hint_in
 from router.launch_kept import Command, Keepers, Running
 
 TAIL_LINES: Final = 200
@@ -104,6 +105,9 @@ class Watched:
                 "crossover",
                 f"the {self.name.title} ended ({meaning(code)}): starting it again in {wait:g} s{count}",
             )
+            if hint := hint_in(self.tail):
+                self._say("crossover", f"  {hint.line}")
+                self._say("crossover", f"to mend it: {hint.mend}")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), wait)
         if not self.first.done():
@@ -115,6 +119,7 @@ class Watched:
             if self._stopping.is_set():
                 return 0, 0.0
             self.starts += 1
+            self.tail.clear()
             self._to(State.STARTING)
             try:
                 running = await self._keepers.start(self._command(), self._line)

@@ -161,7 +161,8 @@ def test_a_server_that_dies_comes_back() -> None:
 def test_a_start_that_fails_later_is_tried_again(tmp_path: Path) -> None:
     """A server that was ready once is started again for ever, also when a start of it fails."""
     broken = tmp_path / "broken"
-    program = f"import os\nif os.path.exists({str(broken)!r}): raise SystemExit(4)\n{SERVER}"
+    program = f"import os\nif os.path.exists({str(broken)!r}):\n"
+    program += " print('CUDA', 'out of memory', flush=True); raise SystemExit(4)\n" + SERVER
     ports = dict(zip((SPECULATIVE, BASELINE), free_ports(2), strict=True))
     commands = {role: server(port) for role, port in ports.items()}
     commands[SPECULATIVE][4] = program
@@ -172,6 +173,7 @@ def test_a_start_that_fails_later_is_tried_again(tmp_path: Path) -> None:
             broken.touch()
             os.kill(pid_of(up), signal.SIGKILL)
             await lines.wait("ended (exit code 4): starting it again", 3)
+            assert len(lines.having("to mend it: lower --mem-fraction-static")) >= 2
             assert lines.having("ended (exit code 4): starting it again in 0.2 s, attempt 4")
             broken.unlink()
             await lines.wait("the speculative server is ready again")

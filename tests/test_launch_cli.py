@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import shlex
 import socket
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
+from router import launch_codes
 from router.__main__ import app
 from router.config import load_settings
 from router.config_launch import LaunchTable, LaunchTableError, read_launch
+from router.launch_cli import launch
 from router.launch_flags import from_args
 from router.launch_gpus import ProbeError, look, read
-from router.launch_view import shown
+from router.launch_view import View, shown
+from router.logs import LineWriter
 from tests.launching import fake_gpus, free_ports, model_folder
 
-DATA = Path(__file__).resolve().parent / "data" / "launch"
+ROOT = Path(__file__).resolve().parent.parent
+DATA = ROOT / "tests" / "data" / "launch"
 H200 = {"name": "NVIDIA H200", "free": 150 * 10**9, "total": 151 * 10**9}
 # What started the recorded servers, for the folder of the models in {w}.
 RECORDED = (
@@ -414,3 +423,79 @@ def test_secrets_are_not_shown() -> None:
         "HF_TOKEN=*** TOKENIZERS_PARALLELISM=false "
         "run --api-key *** --admin-api-key *** --max-total-tokens 5 'a b'"
     )
+
+
+def test_the_document(tmp_path: Path) -> None:
+    """LAUNCH.md lists every exit code, its example is a file that both commands take, with each key."""
+    text = (ROOT / "router" / "LAUNCH.md").read_text(encoding="utf-8")
+    codes = {value for name, value in vars(launch_codes).items() if name.startswith("EXIT_")}
+    assert {int(code) for code in re.findall(r"^\| (\d+) \| ", text, re.MULTILINE)} >= codes
+    shown_codes = re.findall(r"\| (\d+) \| [a-zS]", text.partition("## Exit codes")[2])
+    assert {int(code) for code in shown_codes} == codes
+    help_text = " ".join((launch.__doc__ or "").partition("Exit codes: ")[2].split())
+    assert {int(code) for code in re.findall(r"(?:^|, )(\d+) ", help_text)} == codes
+    (example,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    config = tmp_path / "c.toml"
+    config.write_text(example)
+    table = read_launch(config, {})
+    assert table.stop_timeout == 30.0
+    flags = {"speculative": "http://a", "baseline": "http://b"}
+    assert load_settings(flags, config=config, environ={}).threshold == 32
+    for name in LaunchTable.model_fields:
+        assert re.search(rf"^{name} =|`{name}`|\[launch\.{name}\]", text, re.MULTILINE), name
+
+
+def view_of(*, terminal: bool) -> tuple[View, io.StringIO]:
+    """A view that writes into a text, as on a terminal or as into a pipe."""
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=60, color_system=None)
+    writer = None if terminal else LineWriter(lambda data: out.write(data.decode()))
+    return View(console, writer), out
+
+
+def test_lines_in_a_pipe() -> None:
+    """Into a pipe go plain lines, progress among them, and control characters do not."""
+    view, out = view_of(terminal=False)
+    view.say("baseline", "a\tb \x1b[31mred\x1b[0m \x07 10%\r20%\r")
+    view.own("two\nlines [bold]")
+    view.progress("waiting")
+    view.progress(None)
+    view.close()
+    assert out.getvalue().splitlines() == [
+        "baseline    | 20%",
+        "crossover   | two\\nlines [bold]",
+        "crossover   | waiting",
+    ]
+
+
+def test_lines_on_a_terminal() -> None:
+    """On a terminal long lines stay whole, markup is text, and the moving line goes away."""
+    view, out = view_of(terminal=True)
+    assert view.moving
+    view.progress("waiting for it")
+    view.progress("waiting for it still")
+    view.say("router", "[red]" + "x" * 100)
+    view.close()
+    text = out.getvalue()
+    assert "router      | [red]" + "x" * 100 + "\n" in text
+    assert "waiting for it still" in text
+    assert "\r\x1b[1A\x1b[2K" in text  # the moving line, erased
+
+
+def test_lines_that_nobody_reads() -> None:
+    """A reader that is stuck costs lines, not the launcher; what was lost is counted."""
+    stuck = threading.Event()
+    written: list[bytes] = []
+
+    def write(data: bytes) -> None:
+        stuck.wait(10)
+        written.append(data)
+
+    view = View(Console(file=io.StringIO()), LineWriter(write, batches=2))
+    for number in range(9):
+        view.own(str(number))
+    stuck.set()
+    while len(written) < 2:
+        time.sleep(0.01)
+    view.close()
+    assert re.fullmatch(rb"crossover   \| [67] lines were dropped: .*\n", written[-1])

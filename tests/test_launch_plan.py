@@ -124,6 +124,8 @@ def test_a_fraction_of_the_users() -> None:
     assert value_of(flags_of(first.command), "mem-fraction-static") == "0.5"
     assert value_of(flags_of(first.beside), "mem-fraction-static") == "0.5"
     assert value_of(flags_of(second.beside), "mem-fraction-static") == "0.840"
+    assert todo.words[1].startswith("the speculative server keeps its own --mem-fraction-static")
+    assert len(todo.words) == 2
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 
 from tests.launching import Launcher, launcher, processes, wait_for
 
-LONG = {"model": "m", "prompt": "count", "max_tokens": 6000, "ignore_eos": True, "stream": True}
+LONG = {"model": "m", "prompt": "count", "max_tokens": 2000, "ignore_eos": True, "stream": True}
 
 
 @pytest.fixture
