@@ -1,8 +1,8 @@
 """The `[launch]` table of the settings file: what `crossover launch` starts, and how.
 
     [launch]
-    model = "meta-llama/Llama-3.1-8B-Instruct"
-    draft = "lmsys/sglang-EAGLE3-LLaMA3.1-Instruct-8B"
+    model = "meta-llama/Llama-3.3-70B-Instruct"
+    draft = "lmsys/SGLang-EAGLE3-Llama-3.3-70B-Instruct-SpecForge"
     args = ["--context-length", "8192"]        # both servers
 
     [launch.speculative]

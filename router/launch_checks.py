@@ -20,7 +20,7 @@ from router.app import BindError, bind
 from router.launch_codes import EXIT_CANNOT_BIND, EXIT_NO_GPU, EXIT_NO_MODEL, EXIT_NO_SGLANG
 from router.launch_flags import Flags, from_yaml
 from router.launch_gpu_facts import Machine
-from router.launch_model import ModelFacts, doubts, misfits, read
+from router.launch_model import ModelFacts, doubts, misfits, read, short_draft
 from router.load import ROLES, Role
 
 # A name on the hub: one name, or an owner and a name. Anything else is a path.
@@ -108,10 +108,13 @@ def model_facts(name: str, setting: str) -> ModelFacts | None:
     return read(document if isinstance(document, dict) else {})
 
 
-def check_fit(model: str, draft: str | None, algorithm: str) -> tuple[ModelFacts | None, list[str]]:
+def check_fit(
+    model: str, draft: str | None, algorithm: str, context: int | None
+) -> tuple[ModelFacts | None, list[str]]:
     """Model and draft are there and fit each other, as far as that can be seen from here.
 
-    Returns the model's facts and words for the user. Raises LaunchError.
+    `context` is how many tokens of it are served, where that is said; 0: the draft's own length is
+    no limit. Returns the model's facts and words for the user. Raises LaunchError.
     """
     facts = model_facts(model, "--model")
     if draft is None:
@@ -128,4 +131,5 @@ def check_fit(model: str, draft: str | None, algorithm: str) -> tuple[ModelFacts
             f"{draft} is not a draft for {model}: {'; '.join(wrong)}: use one made for this model"
         )
         raise LaunchError(EXIT_NO_MODEL, text)
-    return facts, list(doubts(own, algorithm))
+    served = facts.context if context is None else context
+    return facts, [*doubts(own, algorithm), *short_draft(served, own)]

@@ -79,6 +79,14 @@ _RULES: Final = (
         "check --model and --draft: a folder on this host, or a name on the Hugging Face hub",
     ),
     (
+        re.compile(r"set the env var SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"),
+        Cause.NO_MODEL,
+        (
+            "give both servers a --context-length that model and draft take, or the speculative one "
+            "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1: a draft only proposes"
+        ),
+    ),
+    (
         re.compile(r"^cannot run .*: "),
         Cause.CANNOT_RUN,
         "check the command (--server-command, --python)",

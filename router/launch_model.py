@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
+# Lets SGLang serve more context than a model, or its draft, says that it takes.
+LONGER: Final = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 # Attention that the recipes' backends are right for, by the model's architecture: ordinary heads,
 # no sinks, no latent cache, no other kind of layer in between. A model that is not here gets what
 # SGLang chooses.
@@ -33,6 +35,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     target_hidden: int | None = None  # of a draft: what it takes from its target
     draft_vocabulary: int | None = None
     heads: int | None = None
+    context: int | None = None  # tokens
 
     @property
     def plain_attention(self) -> bool:
@@ -58,6 +61,7 @@ def read(config: Mapping[str, Any]) -> ModelFacts:
         target_hidden=number("target_hidden_size"),
         draft_vocabulary=number("draft_vocab_size"),
         heads=number("num_attention_heads"),
+        context=number("max_position_embeddings"),
     )
 
 
@@ -81,3 +85,16 @@ def doubts(draft: ModelFacts, algorithm: str) -> Iterator[str]:
         yield f"{name or 'the draft'} does not look like an EAGLE-3 head: EAGLE3 wants one"
     if algorithm == "EAGLE" and eagle3:
         yield f"{name} is an EAGLE-3 head: EAGLE would accept 1.00 token a step, use EAGLE3"
+
+
+def short_draft(context: int | None, draft: ModelFacts) -> Iterator[str]:
+    """Yield a word if the draft takes less than the context, in tokens, that is served.
+
+    SGLang then ends at its start (read in 0.5.17) unless LONGER is set. The draft only proposes, so
+    what it does beyond its own length costs acceptance and never a wrong token.
+    """
+    if context is not None and draft.context is not None and draft.context < context:
+        yield (
+            f"the draft takes {draft.context} tokens of context and {context} are served: give both "
+            f"servers --context-length {draft.context}, or the speculative one {LONGER}=1"
+        )

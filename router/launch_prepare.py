@@ -27,7 +27,7 @@ from router.launch_flags import FlagError, from_args, merged, value_of
 from router.launch_gpu_facts import Machine
 from router.launch_gpus import ProbeError, interpreter_environment, look
 from router.launch_kept import Command
-from router.launch_model import ModelFacts
+from router.launch_model import LONGER, ModelFacts
 from router.launch_plan import (
     Address,
     Extra,
@@ -46,6 +46,7 @@ DEFAULTS: Final = {
     "speculative": "http://127.0.0.1:31000",
     "baseline": "http://127.0.0.1:30000",
 }
+YES: Final = {"1", "true", "yes", "y"}  # as SGLang reads a variable
 # Where `router` is imported from, also when it is not installed.
 SOURCE: Final = Path(__file__).resolve().parent.parent
 
@@ -160,7 +161,11 @@ def _models(table: LaunchTable, wanted: Wanted) -> tuple[ModelFacts | None, list
     flags = {**wanted.base[Role.SPECULATIVE], **added}
     draft = value_of(flags, "speculative-draft-model-path") or table.draft
     algorithm = (value_of(flags, "speculative-algorithm") or "").upper()
-    return checks.check_fit(table.model, draft, algorithm)
+    given = value_of(flags, "context-length")
+    context = int(given) if given is not None and given.isdecimal() else None
+    if {**os.environ, **table.env, **table.speculative.env}.get(LONGER, "").lower() in YES:
+        context = 0
+    return checks.check_fit(table.model, draft, algorithm, context)
 
 
 def _ports(settings: Settings, urls: Mapping[Role, BackendUrl]) -> None:

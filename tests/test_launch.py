@@ -520,6 +520,11 @@ def test_waits_are_bounded(served: list[float]) -> None:
             "without",
         ),
         (
+            "ValueError: To allow this, set the env var SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1",
+            Cause.NO_MODEL,
+            "give both servers a --context-length",
+        ),
+        (
             "OSError: a/b is not a local folder and is not a valid model identifier listed on",
             Cause.NO_MODEL,
             "--model",

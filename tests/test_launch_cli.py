@@ -318,6 +318,29 @@ def test_a_doubtful_draft(host: Host) -> None:
 
 
 @pytest.mark.parametrize(
+    ("args", "env", "said"),
+    [
+        ("", "", "the draft takes 2048 tokens of context and 131072 are served: give both servers"),
+        ("'--context-length', '4096'", "", "2048 tokens of context and 4096 are served"),
+        ("'--context-length', '2048'", "", None),
+        ("", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN = 1", None),
+    ],
+)
+def test_a_short_draft(host: Host, tmp_path: Path, args: str, env: str, said: str | None) -> None:
+    """A draft that takes less context than is served is mentioned, unless SGLang is told to allow it."""
+    model = model_folder(host.folder / "long", max_position_embeddings=131072)
+    short = {"draft_vocab_size": 32000, "max_position_embeddings": 2048}
+    draft = model_folder(host.folder / "short", "LlamaForCausalLMEagle3", **short)
+    config = tmp_path / "c.toml"
+    config.write_text(f"[launch]\nargs = [{args}]\n[launch.speculative]\nenv = {{ {env} }}\n")
+    flags = ["--config", str(config), "--model", model, "--draft", draft]
+    result = host.launch(*flags, models=False)
+    assert result.exit_code == 0
+    assert ("tokens of context" in result.stdout) is (said is not None)
+    assert (said or "") in result.stdout
+
+
+@pytest.mark.parametrize(
     ("name", "flag"),
     [
         ("speculative", "--speculative http://127.0.0.1:PORT"),
