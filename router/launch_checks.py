@@ -9,8 +9,8 @@ from __future__ import annotations
 import importlib.resources
 import json
 import re
-import socket
 from collections.abc import Iterable
+from errno import EADDRINUSE
 from pathlib import Path
 from typing import Final
 
@@ -53,16 +53,18 @@ def check_ports(wanted: Iterable[tuple[str, str, int]]) -> None:
         try:
             bind(host, port).close()
         except BindError as error:
-            text = f"{error}: end what listens there, or give another port with {setting}"
-            raise LaunchError(EXIT_CANNOT_BIND, text) from None
-        except (socket.gaierror, OverflowError) as error:
-            text = f"cannot listen on {host} port {port}: {error}; see {setting}"
+            taken = isinstance(error.__cause__, OSError) and error.__cause__.errno == EADDRINUSE
+            mend = f"end what listens there, or give another port with {setting}"
+            text = f"{error}: {mend if taken else f'see {setting}'}"
             raise LaunchError(EXIT_CANNOT_BIND, text) from None
 
 
 def free_port(host: str) -> int:
-    """Return a port that is free now."""
-    sock = bind(host, 0)
+    """Return a port that is free now. Raises LaunchError."""
+    try:
+        sock = bind(host, 0)
+    except BindError as error:
+        raise LaunchError(EXIT_CANNOT_BIND, str(error)) from None
     port: int = sock.getsockname()[1]
     sock.close()
     return port

@@ -26,6 +26,7 @@ _STYLES: Final = {OWN: "bold", "speculative": "cyan", "baseline": "green", "rout
 _SECRET: Final = re.compile(r"key|token|secret|passw|auth|credential", re.IGNORECASE)
 # Names that only sound like it.
 _OPEN: Final = re.compile(r"token(s|izer)|keep|author", re.IGNORECASE)
+_MOVING: Final = "\0"  # before what is progress and no line; a line has no such character
 _ESCAPES: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
 
@@ -55,18 +56,11 @@ class View:
 
     def progress(self, text: str | None) -> None:
         """Show what is waited for; None: nothing any more."""
-        if not self.moving:
-            if text is not None:
-                self.own(text)
-        elif text is None:
-            if self._status is not None:
-                self._status.stop()
-                self._status = None
-        elif self._status is None:
-            self._status = self._console.status(Text(text))
-            self._status.start()
-        else:
-            self._status.update(Text(text))
+        if self.moving:
+            # By the way of the lines: one thread alone may touch the terminal.
+            self._writer.put(f"{_MOVING}{text or ''}\n".encode())
+        elif text is not None:
+            self.own(text)
 
     def close(self) -> None:
         """Write what waits and end."""
@@ -77,9 +71,23 @@ class View:
 
     def _draw(self, data: bytes) -> None:
         for line in data.decode("utf-8", "replace").splitlines():
+            if line.startswith(_MOVING):
+                self._move(line.removeprefix(_MOVING))
+                continue
             who, bar, text = line.partition(" | ")
             style = _STYLES.get(who.strip(), "")
             self._console.print(Text.assemble((who + bar, style), text), soft_wrap=True)
+
+    def _move(self, text: str) -> None:
+        if not text:
+            if self._status is not None:
+                self._status.stop()
+                self._status = None
+        elif self._status is None:
+            self._status = self._console.status(Text(text))
+            self._status.start()
+        else:
+            self._status.update(Text(text))
 
 
 def shown(command: Sequence[str], env: Mapping[str, str]) -> str:

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -586,5 +587,36 @@ def test_the_doctor_looks() -> None:
             assert posts == []
         (line,) = await look(targets, env, None)
         assert line.startswith("doctor: cannot reach the speculative server")
+
+    run(work)
+
+
+def test_an_error_of_the_launcher() -> None:
+    """An error of the launcher itself ends everything in order, with the code of a failure."""
+    mark = nap()
+    work = pair(mark)
+    first, second = work.plan.servers
+    bad = msgspec.structs.replace(second, env={"A": object()})  # what no process can be given
+    work = work._replace(plan=msgspec.structs.replace(work.plan, servers=(first, bad)))
+
+    async def check() -> None:
+        lines = Lines()
+        assert await launched(work, lines) == 4
+        assert lines.having("an error in the launcher itself: TypeError(")
+        assert lines.all[-1] == "crossover   | stopped"
+        assert processes(mark) == []
+
+    run(check)
+
+
+def test_a_command_that_is_too_long() -> None:
+    """A process that the system refuses to make is a server that did not start."""
+    ports = dict(zip((SPECULATIVE, BASELINE), free_ports(2), strict=True))
+    commands = {SPECULATIVE: ["x" * 10**6], BASELINE: server(ports[BASELINE])}
+
+    async def work() -> None:
+        lines = Lines()
+        assert await launched(job(commands, ports), lines) == 2
+        assert lines.having("speculative | cannot run it: Argument list too long")
 
     run(work)

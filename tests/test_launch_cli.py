@@ -23,6 +23,7 @@ from router.config_launch import LaunchTable, LaunchTableError, read_launch
 from router.launch_cli import launch
 from router.launch_flags import from_args
 from router.launch_gpus import ProbeError, look, read
+from router.launch_prepare import url_of as prepare_url
 from router.launch_view import View, shown
 from router.logs import LineWriter
 from tests.launching import fake_gpus, free_ports, model_folder
@@ -522,3 +523,56 @@ def test_lines_that_nobody_reads() -> None:
         time.sleep(0.01)
     view.close()
     assert re.fullmatch(rb"crossover   \| [67] lines were dropped: .*\n", written[-1])
+
+
+def test_any_free_port(host: Host) -> None:
+    """Port 0 of the router becomes a port that is free, since the launcher must find the router."""
+    flags = ["--threshold", "9", "--port", "0", "--admin-port", "0"]
+    for name in ("speculative", "baseline"):
+        flags += [f"--{name}", f"http://127.0.0.1:{host.ports[name]}"]
+    router = commands(host.launch(*flags, ports=False))[-1]
+    chosen = dict(word.split("=", 1) for word in router if "_PORT=" in word)
+    assert set(chosen) == {"CROSSOVER_PORT", "CROSSOVER_ADMIN_PORT"}
+    assert all(1024 <= int(port) <= 65535 for port in chosen.values())
+
+
+def test_a_bad_calibration(host: Host, tmp_path: Path) -> None:
+    """A calibration that cannot be read is refused before anything is started."""
+    bad = tmp_path / "calibration.json"
+    bad.write_text("{}")
+    assert str(bad) in refused(host.launch("--calibration", str(bad)), 2)
+
+
+def test_an_address_that_is_not_here(host: Host) -> None:
+    """An address that is not this host's is refused for what it is."""
+    line = refused(host.launch("--host", "host.invalid"), 3)
+    assert line.startswith("cannot listen on host.invalid port ")
+    assert line.endswith("see --port")
+    line = refused(host.launch("--host", "host.invalid", "--port", "0", ports=False), 3)
+    assert line.startswith("cannot listen on host.invalid port 0: ")
+
+
+def test_a_model_in_one_file(host: Host, tmp_path: Path) -> None:
+    """A model that is one file is given to SGLang as it is, and not compared."""
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"GGUF")
+    result = host.launch("--model", str(model), "--draft", host.draft, models=False)
+    assert from_args(commands(result)[0][3:])["model-path"] == (str(model),)
+    assert "not compared" in result.stdout
+
+
+def test_no_draft_is_needed(host: Host, tmp_path: Path) -> None:
+    """A way to speculate without a draft is launched without one."""
+    config = tmp_path / "c.toml"
+    config.write_text("[launch.speculative]\nargs = ['--speculative-algorithm', 'ngram']\n")
+    result = host.launch("--config", str(config), "--model", host.model, models=False)
+    assert "speculative-draft-model-path" not in from_args(commands(result)[0][3:])
+
+
+def test_the_address_that_is_shown() -> None:
+    """The address that is shown is one that can be asked: brackets, scheme, no wildcard."""
+    settings = load_settings(
+        {"speculative": "http://a", "baseline": "http://b", "threshold": 1, "host": "::"},
+        environ={},
+    )
+    assert prepare_url(settings) == "http://[::1]:8000/v1 (admin on port 9400)"
