@@ -12,7 +12,7 @@ from router.config import SettingsError
 from router.config_flags import Command, parameter_of, with_flags
 from router.config_launch import LaunchTableError
 from router.config_sources import ENV_PREFIX
-from router.launch_codes import EXIT_CONFIGURATION, EXIT_FAILURE
+from router.launch_codes import EXIT_CONFIGURATION, EXIT_FAILURE, EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
     from router.launch import Job
@@ -53,7 +53,7 @@ def _launch(config: Path | None, flags: dict[str, Any], **own: Any) -> None:
 
     dry_run = own.pop("dry_run")
     try:
-        job = prepare(config, flags, own)
+        job = prepare(config, flags, own, dry_run=bool(dry_run))
     except (SettingsError, LaunchTableError) as error:
         sys.stderr.write("crossover: the configuration is refused:\n")
         for line in error.lines:
@@ -62,6 +62,8 @@ def _launch(config: Path | None, flags: dict[str, Any], **own: Any) -> None:
     except LaunchError as error:
         sys.stderr.write(f"crossover launch: {error}\n")
         raise typer.Exit(error.code) from None
+    except KeyboardInterrupt:  # while the GPUs are looked at
+        raise typer.Exit(EXIT_INTERRUPTED) from None
     if dry_run:
         sys.stdout.write(described(job))
         return

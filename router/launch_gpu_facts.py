@@ -51,6 +51,11 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         return (int(found[1]), int(found[2]), int(found[3])) if found else None
 
 
+# CUDA graphs for 256 requests take memory that a small GPU needs for its KV cache: below this SGLang
+# itself captures no more than 8 to 80 (by release and size). 48 is also what it lets a speculative
+# server run when nothing is said.
+SMALL: Final = 60 * GIB
+FEW: Final = "48"
 # Compute capability -> name, and the attention backend of models with plain attention. Each is what
 # SGLang (0.5.17, 0.5.23) chooses itself when it has topk 1 in its flags; said on both servers, a
 # later change of that choice cannot make the two differ.
@@ -68,20 +73,24 @@ def recipe(gpus: tuple[Gpu, ...], facts: ModelFacts | None) -> tuple[Flags, tupl
         for gpu in gpus
         if gpu.free < MOSTLY_FREE * gpu.total
     ]
+    flags: Flags = {}
+    if min(gpu.total for gpu in gpus) < SMALL:
+        flags = {"max-running-requests": (FEW,), "cuda-graph-max-bs-decode": (FEW,)}
+        words.append(f"small GPUs: at most {FEW} requests at once, with CUDA graphs for as many")
     kinds = {gpu.capability[0] for gpu in gpus}
     known = RECIPES.get(next(iter(kinds))) if len(kinds) == 1 else None
     if known is None:
         names = ", ".join(sorted({f"{gpu.name} (SM{sm(gpu)})" for gpu in gpus}))
         words.append(f"no recipe for {names}: SGLang's own defaults are used")
-        return {}, tuple(words)
+        return flags, tuple(words)
     title, attention = known
     if facts is None:
         words.append(f"{title}: the attention backend is left to SGLang (the model is not here)")
     elif not facts.plain_attention:
         words.append(f"{title}: the attention backend of {facts.architecture} is left to SGLang")
     else:
-        return {"attention-backend": (attention,)}, tuple(words)
-    return {}, tuple(words)
+        flags["attention-backend"] = (attention,)
+    return flags, tuple(words)
 
 
 def sm(gpu: Gpu) -> str:

@@ -51,10 +51,13 @@ YES: Final = {"1", "true", "yes", "y"}  # as SGLang reads a variable
 SOURCE: Final = Path(__file__).resolve().parent.parent
 
 
-def prepare(config: Path | None, flags: dict[str, Any], own: Mapping[str, object]) -> Job:
+def prepare(
+    config: Path | None, flags: dict[str, Any], own: Mapping[str, object], *, dry_run: bool
+) -> Job:
     """Return what is to be started.
 
-    `flags` are the router's as they were given, `own` those of the launch itself.
+    `flags` are the router's as they were given, `own` those of the launch itself. A dry run may be
+    made beside a running pair: a port that is taken is then no more than a word.
     """
     if config is None and os.environ.get(ENV_CONFIG):
         config = Path(os.environ[ENV_CONFIG])
@@ -65,12 +68,15 @@ def prepare(config: Path | None, flags: dict[str, Any], own: Mapping[str, object
         line = read_line(settings)[0]
     except CalibrationError as error:
         raise LaunchError(EXIT_CONFIGURATION, str(error)) from None
-    todo, more = _planned(table, settings)
+    todo, more = _planned(table, settings, dry_run=dry_run)
     one_number = settings.policy == "frontier" and settings.threshold is not None
     if todo.share is Share.SPLIT and one_number and "scope" not in names:
         # Servers with GPUs of their own: what is beyond the threshold runs beside it.
         flags["scope"] = "speculative"
-    keys = {each.role: settings.backend_key(each.role.value) for each in todo.servers}
+    keys = _keys(table, settings)
+    for role, key in keys.items():
+        if key is not None and settings.backend_key(role.value) is None:
+            flags[f"{role}_api_key"] = key
     return Job(
         plan=todo,
         router=_router(config, flags),
@@ -82,7 +88,7 @@ def prepare(config: Path | None, flags: dict[str, Any], own: Mapping[str, object
         stop_timeout=table.stop_timeout,
         restart_delay=table.restart_delay,
         restart_delay_max=table.restart_delay_max,
-        keys={role: key.get_secret_value() if key else None for role, key in keys.items()},
+        keys=keys,
         threshold=threshold_in(line),
         words=(*words, *more, *todo.words),
     )
@@ -111,7 +117,20 @@ def _router_flags(
     return flags, names, words
 
 
-def _planned(table: LaunchTable, settings: Settings) -> tuple[Plan, list[str]]:
+def _keys(table: LaunchTable, settings: Settings) -> dict[Role, str | None]:
+    """The key of each server: the router's, else the one that the server itself is started with."""
+    keys: dict[Role, str | None] = {}
+    for role, own in ((Role.SPECULATIVE, table.speculative), (Role.BASELINE, table.baseline)):
+        key = settings.backend_key(role.value)
+        try:
+            said = value_of(merged(from_args(table.args), from_args(own.args)), "api-key")
+        except FlagError as error:
+            raise LaunchError(EXIT_CONFIGURATION, str(error)) from None
+        keys[role] = said if key is None else key.get_secret_value()
+    return keys
+
+
+def _planned(table: LaunchTable, settings: Settings, *, dry_run: bool) -> tuple[Plan, list[str]]:
     urls = {Role.SPECULATIVE: settings.speculative, Role.BASELINE: settings.baseline}
     for role, url in urls.items():
         if url.scheme != "http" or url.prefix or not is_loopback(url.host):
@@ -123,7 +142,12 @@ def _planned(table: LaunchTable, settings: Settings) -> tuple[Plan, list[str]]:
         words: list[str] = []
         if needs_gpus(wanted.server_command):
             facts, words = _models(table, wanted)
-        _ports(settings, urls)
+        try:
+            _ports(settings, urls)
+        except LaunchError as error:
+            if not dry_run:
+                raise
+            words.append(str(error))
         machine = Machine()
         if needs_gpus(wanted.server_command):
             machine = look(wanted.python, {**interpreter_environment(), **table.env})

@@ -63,8 +63,10 @@ class Host:
     def gpus(self, *gpus: dict[str, Any], sglang: str | None = "0.5.17") -> None:
         self.environ["PYTHONPATH"] = fake_gpus(self.folder / "site", gpus, sglang)
 
-    def launch(self, *flags: str, models: bool = True, ports: bool = True) -> Result:
-        command = ["launch", "--dry-run", *flags]
+    def launch(
+        self, *flags: str, models: bool = True, ports: bool = True, dry_run: bool = True
+    ) -> Result:
+        command = ["launch", *["--dry-run"] * dry_run, *flags]
         if models:
             command += ["--model", self.model, "--draft", self.draft]
         if ports:
@@ -204,6 +206,16 @@ def test_the_router_leaves_the_table_alone(tmp_path: Path) -> None:
         'speculative = "http://a"\nbaseline = "http://b"\nthreshold = 7\n[launch]\nmodell = 1\n'
     )
     assert load_settings(config=config, environ={}).threshold == 7
+
+
+def test_keys_of_the_servers(host: Host, tmp_path: Path) -> None:
+    """The router is told the key that a server is started with, unless it has one for that server."""
+    config = tmp_path / "c.toml"
+    config.write_text(
+        "threshold = 7\nbaseline_api_key = 'sk-mine'\n[launch]\nargs = ['--api-key', 'sk-both']\n"
+    )
+    router = commands(host.launch("--config", str(config)))[-1]
+    assert [word for word in router if "API_KEY" in word] == ["CROSSOVER_SPECULATIVE_API_KEY=***"]
 
 
 def test_a_file_by_the_environment(host: Host, tmp_path: Path) -> None:
@@ -352,9 +364,12 @@ def test_a_short_draft(host: Host, tmp_path: Path, args: str, env: str, said: st
 )
 def test_a_port_that_is_taken(host: Host, name: str, flag: str) -> None:
     """A port that somebody listens on is code 3, before a GPU is looked for."""
-    host.environ["PYTHONPATH"] = "/nowhere"
     with socket.create_server(("127.0.0.1", host.ports[name])):
-        line = refused(host.launch(), 3)
+        dry = host.launch()
+        host.environ["PYTHONPATH"] = "/nowhere"
+        line = refused(host.launch(dry_run=False), 3)
+    assert len(commands(dry)) == 5  # a dry run may be made beside a running pair
+    assert f"# {line}" in dry.stdout.splitlines()
     assert line.startswith(f"cannot listen on 127.0.0.1 port {host.ports[name]}: ")
     assert line.endswith(f"or give another port with {flag}")
 
@@ -417,6 +432,8 @@ def test_arguments_that_are_no_flags(host: Host, tmp_path: Path) -> None:
     config = tmp_path / "c.toml"
     config.write_text('[launch]\nargs = ["page-size", "16"]\n')
     assert "'page-size' is not a flag" in refused(host.launch("--config", str(config)), 2)
+    flags = ["--config", str(config), "--server-command", "server {port}"]
+    assert "'page-size' is not a flag" in refused(host.launch(*flags), 2)
 
 
 def test_the_probe_names_gpus() -> None:
@@ -545,7 +562,7 @@ def test_a_bad_calibration(host: Host, tmp_path: Path) -> None:
 
 def test_an_address_that_is_not_here(host: Host) -> None:
     """An address that is not this host's is refused for what it is."""
-    line = refused(host.launch("--host", "host.invalid"), 3)
+    line = refused(host.launch("--host", "host.invalid", dry_run=False), 3)
     assert line.startswith("cannot listen on host.invalid port ")
     assert line.endswith("see --port")
     line = refused(host.launch("--host", "host.invalid", "--port", "0", ports=False), 3)

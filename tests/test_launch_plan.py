@@ -192,7 +192,7 @@ def test_a_size_of_the_users() -> None:
 def test_gpus_by_their_own_names() -> None:
     """Under an outer CUDA_VISIBLE_DEVICES a server is given the GPUs by the names in there."""
     named = tuple(
-        Gpu(index=n, name="GPU", capability=(9, 0), total=GIB, free=GIB, token=token)
+        Gpu(index=n, name="GPU", capability=(9, 0), total=80 * GIB, free=80 * GIB, token=token)
         for n, token in enumerate(["GPU-5a", "GPU-77"])
     )
     assert placed(planned(named)) == [("GPU-5a", None), ("GPU-77", None)]
@@ -218,6 +218,19 @@ def test_recipes(capability: tuple[int, int], attention: str) -> None:
     for server in todo.servers:
         assert value_of(flags_of(server.command), "attention-backend") == attention
     assert todo.words == ()
+
+
+def test_a_small_gpu() -> None:
+    """Below 60 GiB both servers run fewer requests at once, with graphs for as many, and that is said."""
+    todo = planned(gpus(2, (12, 0), total=32 * GIB, free=32 * GIB))
+    for server in todo.servers:
+        found = flags_of(server.command)
+        assert found["max-running-requests"] == found["cuda-graph-max-bs-decode"] == ("48",)
+        assert found["attention-backend"] == ("flashinfer",)
+    assert todo.words == ("small GPUs: at most 48 requests at once, with CUDA graphs for as many",)
+    own = Extra(args=("--max-running-requests", "96"))
+    found = flags_of(planned(gpus(1, total=24 * GIB, free=24 * GIB), both=own).servers[0].command)
+    assert found["max-running-requests"] == ("96",)
 
 
 def test_an_unknown_gpu() -> None:

@@ -89,7 +89,11 @@ def test_interrupted(mark: str, tmp_path: Path) -> None:
         with (
             pytest.raises(httpx.RemoteProtocolError),
             httpx.stream(
-                "POST", f"{up.url}/v1/completions", json=LONG, timeout=20, trust_env=False
+                "POST",
+                f"{up.url}/v1/completions",
+                json=LONG | {"max_tokens": 7000},
+                timeout=20,
+                trust_env=False,
             ) as stream,
         ):
             assert stream.headers["x-crossover-backend"] == "baseline"
