@@ -41,8 +41,8 @@ def _launch(config: Path | None, flags: dict[str, Any], **own: Any) -> None:
 
     For example: crossover launch --model M --draft D --threshold 32
 
-    All flags of serve are passed on. The file may have a [launch] table; router/LAUNCH.md has an
-    example. Without a threshold and a calibration everything goes to the baseline server.
+    All flags of serve are passed on. The file may have a table named launch: router/LAUNCH.md has
+    an example. Without a threshold and a calibration everything goes to the baseline server.
 
     Exit codes: 0 a clean stop, 2 refused configuration, 3 a port is taken, 4 a failure, 5 no GPU,
     6 SGLang is not installed, 7 a model is missing or does not fit its draft, 8 out of GPU memory,

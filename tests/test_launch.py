@@ -28,7 +28,7 @@ from router.launch_doctor import look, started_with
 from router.launch_hints import Cause, hint_in
 from router.launch_keeper import descendants_of
 from router.launch_kept import Command, Keepers
-from router.launch_process import meaning
+from router.launch_process import Name, Watched, meaning
 from router.load import Role
 from tests.launching import SERVER, Lines, free_ports, job, launched, processes, server
 
@@ -478,6 +478,56 @@ def test_descendants() -> None:
 def test_exit_codes_in_words(code: int, words: str) -> None:
     """A code above 128 is a signal where there is one."""
     assert meaning(code) == words
+
+
+def test_a_long_life_is_a_new_beginning() -> None:
+    """The waits grow with each end in a row, and a server that was ready for a minute begins anew."""
+    (port,) = free_ports(1)
+    now = 0.0
+
+    async def ready() -> bool:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            return False
+        writer.close()
+        return True
+
+    async def work() -> None:
+        nonlocal now
+        lines = Lines()
+        watched = Watched(
+            Name("small", "small server"),
+            lambda: Command(tuple(server(port, "1")), os.environ),
+            ready,
+            lines.view.say,
+            keepers=Keepers(),
+            backoff=Backoff(0.05, 0.2),
+            start_seconds=20.0,
+            clock=lambda: now,
+        )
+        task = asyncio.get_running_loop().create_task(watched.run())
+        assert await watched.first is None
+        waits = []
+        for number, lived in enumerate((1.0, 59.0, 59.0, 61.0, 1.0), start=1):
+            ups = await lines.wait("up as", number)
+            now += lived
+            os.kill(pid_of(ups[-1]), signal.SIGKILL)
+            said = await lines.wait("starting it again in ", number)
+            waits.append(said[-1].partition("again in ")[2])
+            await lines.wait("the small server is ready again", number)
+        assert waits == [
+            "0.05 s",
+            "0.1 s, attempt 2",
+            "0.2 s, attempt 3",
+            "0.05 s",
+            "0.1 s, attempt 2",
+        ]
+        await watched.stop(5.0)
+        await task
+        lines.view.close()
+
+    run(work)
 
 
 def test_waits_double_to_a_bound() -> None:
