@@ -135,7 +135,8 @@ class Launch:
         """Start, serve until told to stop, and stop. The exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(number, self._on_signal)
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                loop.add_signal_handler(number, self._on_signal)
         for word in self._job.words:
             self._view.own(word)
         asked = loop.create_task(self._asked.wait())

@@ -49,7 +49,8 @@ _RULES: Final = (
         Cause.NO_MEMORY,
         (
             "lower --mem-fraction-static (or --max-total-tokens) of this server, or of the other one if "
-            "they share the GPU; --cuda-graph-max-bs-decode takes memory too"
+            "they share the GPU; --cuda-graph-max-bs-decode takes memory too, and a "
+            "model that is too large wants more GPUs (--gpus shared, --tensor-parallel-size)"
         ),
     ),
     (

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from router.launch_flags import Flags, from_args, merged, to_args, value_of
-from router.launch_gpu_facts import Gpu, Machine, fractions, recipe, tensor_parallel
+from router.launch_gpu_facts import GIB, Gpu, Machine, fractions, recipe, sm, tensor_parallel
 from router.launch_model import ModelFacts
 from router.load import ROLES, Role
 
@@ -184,7 +184,7 @@ def _lay_out(wanted: Wanted, machine: Machine, facts: ModelFacts | None) -> _Lay
             f"--tensor-parallel-size {size} wants more GPUs for a server than the {room} there are"
         )
         raise NoGpuError(text)
-    words = []
+    words = [_seen(machine, share, size)]
     if share is Share.SHARED:
         mine, theirs = gpus[:size], gpus[:size]
     else:
@@ -193,6 +193,19 @@ def _lay_out(wanted: Wanted, machine: Machine, facts: ModelFacts | None) -> _Lay
     if unused:
         words.append(f"{unused} of {len(gpus)} GPUs stay unused: each server takes {size}")
     return _Layout(share, {Role.SPECULATIVE: mine, Role.BASELINE: theirs}, tuple(words))
+
+
+def _seen(machine: Machine, share: Share, size: int) -> str:
+    """What was found, and what becomes of it, in one line."""
+    kinds: dict[str, int] = {}
+    for gpu in machine.gpus:
+        kind = f"{gpu.name} (SM{sm(gpu)}, {gpu.total / GIB:.0f} GiB)"
+        kinds[kind] = kinds.get(kind, 0) + 1
+    found = " and ".join(f"{count} x {kind}" for kind, count in kinds.items())
+    each = "1 GPU" if size == 1 else f"{size} GPUs"
+    where = "both servers on the same" if share is Share.SHARED else "each server on its own"
+    engine = f", SGLang {machine.sglang}" if machine.sglang else ""
+    return f"{found}{engine}: {where} {each}"
 
 
 def _flags(wanted: Wanted, role: Role, layout: _Layout, advice: Flags) -> Flags:
@@ -266,15 +279,18 @@ def _filled(
 
 
 def _env(wanted: Wanted, role: Role, layout: _Layout, machine: Machine) -> dict[str, str]:
+    """The variables of one server: a default of ours, the user's, and which GPUs are its own."""
     env = {}
-    mine = layout.gpus[role]
-    if len(mine) < len(machine.gpus):
-        env[VISIBLE] = ",".join(gpu.token for gpu in mine)
     release = machine.release
     old = release is not None and release < SPEC_V2_DEFAULT_SINCE
     if role is Role.SPECULATIVE and old:
         env[SPEC_V2] = "1"
-    return env | _own_env(wanted, role)
+    env |= wanted.both.env
+    mine = layout.gpus[role]
+    if len(mine) < len(machine.gpus):
+        # A user's CUDA_VISIBLE_DEVICES for both is what was divided between them.
+        env[VISIBLE] = ",".join(gpu.token for gpu in mine)
+    return env | wanted.each.get(role, Extra()).env
 
 
 def _own_env(wanted: Wanted, role: Role) -> dict[str, str]:

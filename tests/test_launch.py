@@ -346,6 +346,22 @@ def test_a_signal_during_the_start(number: signal.Signals) -> None:
     run(work)
 
 
+def test_nohup() -> None:
+    """A hang-up that the launcher was told to ignore, as nohup does, stays ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    async def work() -> None:
+        async with running(pair()) as lines:
+            os.kill(os.getpid(), signal.SIGHUP)
+            await asyncio.sleep(0.1)
+            assert lines.having("stopping") == []
+
+    try:
+        run(work)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_second_signal() -> None:
     """A second signal ends at once what does not end by itself, with a code of its own."""
     mark = nap()

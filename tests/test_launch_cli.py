@@ -40,6 +40,11 @@ RECORDED = (
     "--disable-prefill-cuda-graph --mm-feature-transport cpu --max-total-tokens 131072 "
     "--enable-metrics --context-length 8192 --random-seed 1 --decode-log-interval 40 "
 )
+RECORDED_ENV = (
+    "TVM_FFI_CACHE_DIR=/tmp/tvmffi HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 GLOO_SOCKET_IFNAME=lo "
+    "NCCL_SOCKET_IFNAME=lo SGLANG_HOST_IP=127.0.0.1 HOST_IP=127.0.0.1 PYTHONUNBUFFERED=1 "
+    "PYTHONWARNINGS=ignore TOKENIZERS_PARALLELISM=false"
+)
 RECORDED_SPECULATION = (
     "--speculative-algorithm EAGLE3 --speculative-draft-model-path {w}/draft "
     "--speculative-draft-load-format dummy --speculative-num-steps 3 --speculative-eagle-topk 1 "
@@ -111,8 +116,10 @@ def test_the_recorded_servers(host: Host) -> None:
     for command, role in ((speculative, "speculative"), (baseline, "baseline")):
         text = RECORDED + RECORDED_SPECULATION * (role == "speculative")
         words = shlex.split(text.format(w=host.folder, port=host.ports[role]))
-        if role == "speculative":
-            assert command.pop(0) == "SGLANG_SIMULATE_ACC_LEN=2.0"
+        env = [command.pop(0) for _ in range(command.index("python3"))]
+        assert env == RECORDED_ENV.split() + ["SGLANG_SIMULATE_ACC_LEN=2.0"] * (
+            role == "speculative"
+        )
         assert command[:3] == words[:3]
         assert from_args(command[3:]) == from_args(words[3:])
         assert len(command) == len(words)

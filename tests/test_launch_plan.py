@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -91,7 +92,7 @@ def test_one_gpu() -> None:
         "sleep-on-idle": (),
         "attention-backend": ("fa3",),
     }
-    assert "one after the other" in todo.words[0]
+    assert "one after the other" in todo.words[1]
 
 
 def test_a_server_that_comes_back() -> None:
@@ -124,8 +125,8 @@ def test_a_fraction_of_the_users() -> None:
     assert value_of(flags_of(first.command), "mem-fraction-static") == "0.5"
     assert value_of(flags_of(first.beside), "mem-fraction-static") == "0.5"
     assert value_of(flags_of(second.beside), "mem-fraction-static") == "0.840"
-    assert todo.words[1].startswith("the speculative server keeps its own --mem-fraction-static")
-    assert len(todo.words) == 2
+    assert todo.words[2].startswith("the speculative server keeps its own --mem-fraction-static")
+    assert len(todo.words) == 3
 
 
 @pytest.mark.parametrize(
@@ -217,7 +218,30 @@ def test_recipes(capability: tuple[int, int], attention: str) -> None:
     todo = planned(gpus(2, capability))
     for server in todo.servers:
         assert value_of(flags_of(server.command), "attention-backend") == attention
-    assert todo.words == ()
+    assert len(todo.words) == 1  # nothing but what was seen
+
+
+def test_what_was_seen() -> None:
+    """The first word says which GPUs and which SGLang were seen, and how they are shared."""
+    two = gpus(2, (9, 0), name="H200", total=141 * GIB)
+    assert planned(two).words[0] == (
+        "2 x H200 (SM90, 141 GiB), SGLang 0.5.17: each server on its own 1 GPU"
+    )
+    assert planned(two, share=Share.SHARED).words[0].endswith("both servers on the same 2 GPUs")
+    mixed = Machine(gpus=(*gpus(1, name="A"), *gpus(1, (12, 1), name="B")), torch="2")
+    assert planned(mixed).words[0].startswith("1 x A (SM90, 80 GiB) and 1 x B (SM121, 80 GiB): ")
+
+
+def test_visible_devices_of_the_users() -> None:
+    """One list for both servers is divided between them; one for a server is its own affair."""
+    both = Extra(env={"CUDA_VISIBLE_DEVICES": "4,6"})
+    named = tuple(
+        msgspec.structs.replace(gpu, token=token)
+        for gpu, token in zip(gpus(2), ("4", "6"), strict=True)
+    )
+    assert [visible for visible, _ in placed(planned(named, both=both))] == ["4", "6"]
+    own = {BASELINE: Extra(env={"CUDA_VISIBLE_DEVICES": "7"})}
+    assert [visible for visible, _ in placed(planned(named, both=both, each=own))] == ["4", "7"]
 
 
 def test_a_small_gpu() -> None:
@@ -227,7 +251,9 @@ def test_a_small_gpu() -> None:
         found = flags_of(server.command)
         assert found["max-running-requests"] == found["cuda-graph-max-bs-decode"] == ("48",)
         assert found["attention-backend"] == ("flashinfer",)
-    assert todo.words == ("small GPUs: at most 48 requests at once, with CUDA graphs for as many",)
+    assert todo.words[1:] == (
+        "small GPUs: at most 48 requests at once, with CUDA graphs for as many",
+    )
     own = Extra(args=("--max-running-requests", "96"))
     found = flags_of(planned(gpus(1, total=24 * GIB, free=24 * GIB), both=own).servers[0].command)
     assert found["max-running-requests"] == ("96",)
