@@ -25,6 +25,7 @@ from router.calibration_exposition import CalibrationCollector
 from router.errors import ErrorAnswer
 from router.explain import RING_SIZE
 from router.exposition import create_registry
+from router.line_exposition import LineCollector
 from router.load import PolicyMemory, Role
 from router.pair_exposition import PairCollector
 from router.pair_watch import PairState
@@ -164,6 +165,7 @@ def create_admin_app(
     `pair` is what the watch over the pair knows; without one, nobody watches.
     """
     registry = registry or create_registry(relay.metrics, relay)
+    registry.register(LineCollector(relay))
     if pair is not None:
         registry.register(PairCollector(pair))
     if relay.calibration is not None:

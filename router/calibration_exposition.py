@@ -64,6 +64,11 @@ class CalibrationCollector(Collector):
                 "0 if the calibration is of another model or the servers are swapped.",
                 judgement.refusal is None,
             ),
+            (
+                "calibration_age_seconds",
+                "Time since the calibration was made; absent when it does not say when.",
+                state.age,
+            ),
         ):
             family = GaugeMetricFamily(PREFIX + name, text)
             if value is not None:
