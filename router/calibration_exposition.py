@@ -55,6 +55,11 @@ class CalibrationCollector(Collector):
                 ratio,
             ),
             (
+                "accept_length_calibrated",
+                "Tokens per verify step that the speculative curve was measured with.",
+                state.live.calibrated if state.live is not None else None,
+            ),
+            (
                 "calibration_matches",
                 "1 if the live servers are those that the calibration is of, 0 if not.",
                 judgement.matches,

@@ -1,4 +1,4 @@
-"""The line as points, and the age of a calibration, as Prometheus sees them."""
+"""The line as points, a calibration's age and its accept length, as Prometheus sees them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from router.frontier import Frontier
 from router.line_exposition import NAME, POINTS, LineCollector, line_points
 from router.load import Role
 from router.policy import FixedPolicy, FrontierPolicy
-from tests.calibrations import document
+from tests.calibrations import ACCEPT, document, planted
 from tests.fake_relay import UNIX, FakeRelay, make_settings
 
 
@@ -86,16 +86,23 @@ def test_the_points_are_those_of_the_policy_in_force() -> None:
     assert scrape(collector) == {}
 
 
+def seen_of(content: bytes) -> dict[str, float]:
+    """What is exported of a calibration."""
+    relay = FakeRelay(make_settings())
+    terms = read_terms(content, relay.settings)
+    state = CalibrationState("c.json", content, terms, wall=lambda: UNIX, acceptance=(30.0, 2.0))
+    return scrape(CalibrationCollector(relay, state))
+
+
 def test_the_age_of_a_calibration_is_by_its_own_date() -> None:
     """Seconds since `created`; absent when the file does not say when it was made."""
-
-    def seen(**fields: str) -> dict[str, float]:
-        relay = FakeRelay(make_settings())
-        content = document(16, **fields)
-        terms = read_terms(content, relay.settings)
-        state = CalibrationState("c.json", content, terms, wall=lambda: UNIX)
-        return scrape(CalibrationCollector(relay, state))
-
     name = "crossover_calibration_age_seconds"
-    assert seen(created="2027-01-15T07:00:00+00:00")[name] == 3600
-    assert name not in seen()
+    assert seen_of(document(16, created="2027-01-15T07:00:00+00:00"))[name] == 3600
+    assert name not in seen_of(document(16))
+
+
+def test_the_calibrated_accept_length_is_that_of_the_curves() -> None:
+    """A dashboard shows it beside the live one; without curves there is none."""
+    name = "crossover_accept_length_calibrated"
+    assert seen_of(document(16, curves=planted()))[name] == ACCEPT
+    assert name not in seen_of(document(16))
