@@ -43,10 +43,11 @@ test: $(STAMP) ## All tests, as many at a time as there are cores (JOBS=0: one)
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 .PHONY: check
-check: $(STAMP) ## Lint, format and types
+check: $(STAMP) ## Lint, format and types; whether what is generated is stale
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m deploy.grafana.dashboard --check
 
 .PHONY: bench
 bench: $(STAMP) ## What the relay costs per request and per chunk, on this machine
@@ -55,6 +56,10 @@ bench: $(STAMP) ## What the relay costs per request and per chunk, on this machi
 .PHONY: policy-table
 policy-table: $(STAMP) ## Every rule against both single servers, simulated; goes on where it was (runs/policy-table.jsonl)
 	@$(BIN)/python -m loadtest.policy_table $(ARGS)
+
+.PHONY: dashboard
+dashboard: $(STAMP) ## Write the Grafana dashboard's JSON from its code
+	@$(BIN)/python -m deploy.grafana.dashboard
 
 .PHONY: chaos
 chaos: $(STAMP) ## Kill, stop, drain and confuse the servers under load (about 3 minutes)
@@ -112,7 +117,7 @@ audit: $(STAMP) ## Known vulnerabilities in the pinned requirements (asks PyPI; 
 .PHONY: clean
 clean: ## Remove .venv and everything built
 	rm -rf $(VENV) build dist .coverage htmlcov .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
-	find router loadtest tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find router loadtest tests deploy -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Built aside and stamped last, so that an interrupted install is started over and never used.
 $(STAMP): requirements/dev.txt pyproject.toml
