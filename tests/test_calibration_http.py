@@ -16,7 +16,7 @@ from router.admin_models import CalibrationItem, Status
 from router.calibration import CalibrationError
 from router.load import Role
 from tests.calibrations import document, planted
-from tests.stack import Stack, run, running_router
+from tests.stack import Stack, run, running_router, until
 
 SPEC, BASE = Role.SPECULATIVE, Role.BASELINE
 # Every interval so short that a test sees what takes minutes in production.
@@ -139,6 +139,7 @@ def test_a_file_replaced_under_load_is_in_force_and_loses_nothing(tmp_path: Path
                 path.write_bytes(document(5))
                 await seen(stack, lambda now, item: line(now) == 5 and item.problem is None)
                 assert await metric(stack, 'crossover_calibration_loads_total{result="ok"}') == 3
+                await until(lambda: len(got) > 4)  # on a busy machine none has ended by now
             assert set(got) == {200}
             await seen(stack, lambda now, _: now.queue.in_flight == 0)
 
