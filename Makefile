@@ -81,6 +81,10 @@ fuzz: $(STAMP) ## Fuzz the parsers (FUZZ_SECONDS=60 each) and the whole router (
 matrix: $(STAMP) ## The reported cases on this and, where installed, on other proxies
 	@$(BIN)/python -m tests.matrix $(ARGS)
 
+.PHONY: compose-test
+compose-test: $(STAMP) ## The stack of compose.yaml on a Docker engine: up, used, broken, stopped, up again (minutes)
+	@$(BIN)/python -m pytest -vs -o timeout=0 tests/compose/up.py $(ARGS)
+
 .PHONY: format
 format: $(STAMP) ## Format the code and mend what the linter can mend
 	$(BIN)/ruff check --fix .

@@ -23,7 +23,7 @@ def check(url: str, seconds: float = WAIT_S) -> str | None:
         connection.request("GET", parts.path or "/")
         status = connection.getresponse().status
     except (OSError, http.client.HTTPException) as error:
-        return f"{url}: {error or type(error).__name__}"
+        return f"{url}: {type(error).__name__}: {error}"
     finally:
         connection.close()
     return None if 200 <= status < 300 else f"{url}: status {status}"
