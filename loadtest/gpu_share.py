@@ -9,7 +9,9 @@ into memory by each. A slot of the file belongs to one server and only that one 
     until     monotonic seconds until which that holds (the end of its step, and some grace)
 
 A server that dies leaves its slot behind; it stops to count when `until` has passed, and the slot
-goes to whoever comes next.
+goes to whoever comes next. Where the system has them (Linux), a lock on the slot's bytes that ends
+with its server says that it is taken: in containers of their own all servers have the process id 1.
+Elsewhere the process id says it.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ SLOT: Final = struct.Struct("<QQd")  # pid, running, until
 SLOTS: Final = 8
 # A step that is late (a busy machine) must not make its server look idle.
 GRACE_S: Final = 1.0
+# struct flock on a 64-bit Linux: type, whence, start, length, pid (0 for a lock of a description).
+FLOCK: Final = struct.Struct("@hhqqi4x")
 # A file that outlived a restart of the machine holds times of another clock.
 LONGEST_STEP_S: Final = 3600.0
 
@@ -73,7 +77,7 @@ class SharedGpu:
                 os.ftruncate(descriptor, SLOT.size * SLOTS)
             self._map = mmap.mmap(descriptor, SLOT.size * SLOTS)
             try:
-                self._offset = self._claim(path)
+                self._offset = self._claim(path, descriptor)
             except OSError:
                 self._map.close()
                 raise
@@ -100,14 +104,34 @@ class SharedGpu:
             SLOT.pack_into(self._map, self._offset, 0, 0, 0.0)
             self._map.close()
 
-    def _claim(self, path: Path) -> int:
+    def _claim(self, path: Path, descriptor: int) -> int:
         """Take the first slot that is free or whose process is gone."""
         for offset in range(0, SLOT.size * SLOTS, SLOT.size):
             pid, _, _ = SLOT.unpack_from(self._map, offset)
-            if not pid or not _alive(pid):
+            locked = _lock(descriptor, offset)
+            if locked or (locked is None and (not pid or not _alive(pid))):
                 SLOT.pack_into(self._map, offset, os.getpid(), 0, 0.0)
                 return offset
         raise OSError(f"{path} has no free slot: {SLOTS} servers share this GPU already")
+
+
+def _lock(descriptor: int, offset: int) -> bool | None:
+    """Lock a slot for as long as the mapping lives; None where there is no such lock.
+
+    It belongs to the open file, of which the mapping keeps a copy, and not to the process: closing
+    the descriptor does not end it, and two servers of one process exclude each other as well.
+    """
+    command = getattr(fcntl, "F_OFD_SETLK", None)  # Linux, and Python 3.9 or newer
+    if command is None or struct.calcsize("P") != 8:
+        return None
+    try:
+        wanted = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, offset, SLOT.size, 0)
+        fcntl.fcntl(descriptor, command, wanted)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return None
+    return True
 
 
 def _alive(pid: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import subprocess
 import sys
@@ -54,6 +55,23 @@ def test_slot_of_a_dead_process_is_taken(path: Path) -> None:
     with pytest.raises(OSError, match=f"{SLOTS} servers share this GPU already"):
         SharedGpu(path)
     for gpu in gpus:
+        gpu.close()
+
+
+@pytest.mark.skipif(not hasattr(fcntl, "F_OFD_SETLK"), reason="no locks of this kind here")
+def test_a_slot_is_known_by_its_lock(path: Path) -> None:
+    """In containers all servers are process 1: a dead one's slot is taken, a living one's is not."""
+    living = SharedGpu(path)
+    SLOT.pack_into(living._map, living._offset, 2**22 + 1, 3, 10.0)  # an id that nobody has here
+    with path.open("r+b") as file:
+        for slot in range(1, SLOTS):  # the ids of others that were killed, and of one who is here
+            file.seek(SLOT.size * slot)
+            file.write(SLOT.pack(os.getpid(), 1, 0.0))
+    others = [SharedGpu(path) for _ in range(SLOTS - 1)]
+    assert living._offset not in {other._offset for other in others}
+    with pytest.raises(OSError, match="no free slot"):
+        SharedGpu(path)
+    for gpu in (living, *others):
         gpu.close()
 
 
