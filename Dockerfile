@@ -24,6 +24,9 @@ COPY loadtest loadtest
 RUN /build/tools/bin/pip --python /opt/crossover/bin/python install \
       --no-cache-dir --disable-pip-version-check --no-compile --no-deps . \
  && /opt/crossover/bin/python -m compileall -q /opt/crossover/lib
+COPY deploy/compose/healthcheck.py deploy/compose/prepare.py /opt/crossover/share/
+# Whatever the checkout's umask was: readable for all, writable for nobody but root.
+RUN chmod -R u+rwX,go+rX,go-w /opt/crossover
 
 FROM ${PYTHON_IMAGE}
 ARG VERSION=0.1.0
@@ -39,7 +42,6 @@ RUN groupadd --gid 10001 crossover \
  && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin crossover \
  && install -d -o 10001 -g 10001 -m 0750 /run/crossover /calibration /gpu
 COPY --from=build /opt/crossover /opt/crossover
-COPY deploy/compose/healthcheck.py deploy/compose/prepare.py /opt/crossover/share/
 # Inside a container only the public listener is for others; the admin listener stays on loopback
 # until somebody gives it a key.
 ENV PATH=/opt/crossover/bin:$PATH \
@@ -53,7 +55,7 @@ STOPSIGNAL SIGTERM
 # Whether the router answers, not whether a server is left behind it: that says /ready, and no
 # restart of this container mends it.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=20s --retries=3 \
-  CMD ["python", "-I", "/opt/crossover/share/healthcheck.py", "http://127.0.0.1:9400/healthz"]
+  CMD ["python", "-I", "/opt/crossover/share/healthcheck.py"]
 # Exec form: the router is process 1 and gets SIGTERM itself.
 ENTRYPOINT ["crossover"]
 CMD ["serve"]

@@ -248,6 +248,8 @@ def test_the_image_runs_as_nobody_and_hears_signals() -> None:
     assert 'ENTRYPOINT ["crossover"]' in code
     assert "requirements/run.txt" in text
     assert "--mount" not in text  # it builds without BuildKit
+    project = tomllib.loads(text_of("pyproject.toml"))["project"]
+    assert f"ARG VERSION={project['version']}" in code
 
 
 def calibration() -> bytes:
@@ -480,9 +482,12 @@ def test_bad_settings_are_one_line(
 # ------------------------------------------------------------------ healthcheck.py
 
 
-def test_the_health_check_is_the_status() -> None:
+def test_the_health_check_is_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
     """2xx is healthy; another status, silence and nobody there are not."""
-    check = module("healthcheck").check
+    monkeypatch.setenv("CROSSOVER_ADMIN_PORT", "9401")
+    found = module("healthcheck")
+    assert found.ALIVE == "http://127.0.0.1:9401/healthz"
+    check = found.check
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

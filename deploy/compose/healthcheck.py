@@ -1,18 +1,21 @@
 """Ask one URL and say with the exit code whether it answered 2xx: the image has no curl.
 
-    python healthcheck.py URL [SECONDS]
+    python healthcheck.py [URL [SECONDS]]
 
-Exit codes: 0 it did, 1 it did not (and one line says what happened). It uses the standard library
-alone and follows no proxy setting, since what it asks is this container itself.
+Without a URL it is the one of the router's admin listener that needs no key. Exit codes: 0 it did,
+1 it did not (and one line says what happened). It uses the standard library alone and follows no
+proxy setting, since what it asks is this container itself.
 """
 
 from __future__ import annotations
 
 import http.client
+import os
 import sys
 import urllib.parse
 
 WAIT_S = 4.0
+ALIVE = f"http://127.0.0.1:{os.environ.get('CROSSOVER_ADMIN_PORT') or 9400}/healthz"
 
 
 def check(url: str, seconds: float = WAIT_S) -> str | None:
@@ -31,7 +34,8 @@ def check(url: str, seconds: float = WAIT_S) -> str | None:
 
 def main(arguments: list[str]) -> int:
     """Check what the arguments name and return the exit code."""
-    problem = check(arguments[0], *map(float, arguments[1:2]))
+    url, *seconds = arguments or [ALIVE]
+    problem = check(url, *map(float, seconds))
     if problem is not None:
         print(problem)
     return 0 if problem is None else 1

@@ -235,6 +235,20 @@ def test_one_server_may_die(stack: Stack) -> None:
     say("20 of 20 answered while the speculative server was dead; used again after its start")
 
 
+def test_the_pair_is_calibrated_in_place(stack: Stack) -> None:
+    """`docker compose run calibrate` measures the pair, and the router that is made anew follows."""
+    path = "/calibration/sim.json"
+    assert stack.admin("/status", stack.first_key).json()["calibration"]["path"] != path
+    quick = "--levels 1,4,16 --passes 1 --seconds 1 --warm-up 0.5 --input-tokens 64"
+    quick += " --output-tokens 16 --no-overlap --gpus shared"
+    said = stack.run("run", "--rm", "-T", "calibrate", *quick.split(), seconds=300)
+    assert f"written: {path}" in said
+    stack.run("up", "-d", "--wait", "--force-recreate", "prepare", "router", seconds=300)
+    found = stack.admin("/status", stack.first_key).json()["calibration"]
+    assert (found["path"], found["matches"]) == (path, True)
+    say(f"calibrated in place: {said.splitlines()[-1]}, K = {found['threshold']:g}")
+
+
 def stream(stack: Stack, started: Event) -> tuple[bool, int]:
     """Read one long stream: whether it ended as it should, and its tokens."""
     body = {
