@@ -21,12 +21,15 @@ RUN /build/tools/bin/pip --python /opt/crossover/bin/python install \
 COPY pyproject.toml README.md LICENSE ./
 COPY router router
 COPY loadtest loadtest
+# The servers' flags, which are part of the package, and the programs of compose.yaml.
+COPY deploy deploy
 RUN /build/tools/bin/pip --python /opt/crossover/bin/python install \
       --no-cache-dir --disable-pip-version-check --no-compile --no-deps . \
  && /opt/crossover/bin/python -m compileall -q /opt/crossover/lib
-COPY deploy/compose/healthcheck.py deploy/compose/prepare.py /opt/crossover/share/
 # Whatever the checkout's umask was: readable for all, writable for nobody but root.
-RUN chmod -R u+rwX,go+rX,go-w /opt/crossover
+RUN install -d /opt/crossover/share \
+ && cp deploy/compose/healthcheck.py deploy/compose/prepare.py /opt/crossover/share/ \
+ && chmod -R u+rwX,go+rX,go-w /opt/crossover
 
 FROM ${PYTHON_IMAGE}
 ARG VERSION=0.1.0
