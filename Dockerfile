@@ -55,8 +55,8 @@ USER 10001:10001
 WORKDIR /tmp
 EXPOSE 8000 9400
 STOPSIGNAL SIGTERM
-# Whether the router answers, not whether a server is left behind it: that says /ready, and no
-# restart of this container mends it.
+# Whether the router (or the simulated server, if that is what runs) answers, not whether a server
+# is left behind it: that says /ready, and no restart of this container mends it.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=20s --retries=3 \
   CMD ["python", "-I", "/opt/crossover/share/healthcheck.py"]
 # Exec form: the router is process 1 and gets SIGTERM itself.

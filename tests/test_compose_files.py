@@ -481,12 +481,24 @@ def test_bad_settings_are_one_line(
 # ------------------------------------------------------------------ healthcheck.py
 
 
-def test_the_health_check_is_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("command", "environ", "url"),
+    [
+        ("python /opt/crossover/bin/crossover serve", {}, "9400/healthz"),
+        ("crossover serve", {"CROSSOVER_ADMIN_PORT": "9401"}, "9401/healthz"),
+        ("crossover serve --admin-port=9402", {"CROSSOVER_ADMIN_PORT": "9401"}, "9402/healthz"),
+        ("loadtest engine --role baseline --port 30000", {}, "30000/health"),
+    ],
+)
+def test_the_image_asks_what_runs_in_it(command: str, environ: dict[str, str], url: str) -> None:
+    """Without a URL the check asks the router or the simulated server, whichever process 1 is."""
+    found = module("healthcheck").alive_url([*command.split(), ""], environ)
+    assert found == f"http://127.0.0.1:{url}"
+
+
+def test_the_health_check_is_the_status() -> None:
     """2xx is healthy; another status, silence and nobody there are not."""
-    monkeypatch.setenv("CROSSOVER_ADMIN_PORT", "9401")
-    found = module("healthcheck")
-    assert found.ALIVE == "http://127.0.0.1:9401/healthz"
-    check = found.check
+    check = module("healthcheck").check
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -2,9 +2,10 @@
 
     python healthcheck.py [URL [SECONDS]]
 
-Without a URL it is the one of the router's admin listener that needs no key. Exit codes: 0 it did,
-1 it did not (and one line says what happened). It uses the standard library alone and follows no
-proxy setting, since what it asks is this container itself.
+Without a URL it is that of what runs here as process 1: the page of the router's admin listener
+that needs no key, or /health of a simulated server. Exit codes: 0 it did, 1 it did not (and one line
+says what happened). It uses the standard library alone and follows no proxy setting, since what it
+asks is this container itself.
 """
 
 from __future__ import annotations
@@ -13,9 +14,23 @@ import http.client
 import os
 import sys
 import urllib.parse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 WAIT_S = 4.0
-ALIVE = f"http://127.0.0.1:{os.environ.get('CROSSOVER_ADMIN_PORT') or 9400}/healthz"
+
+
+def alive_url(command: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Where the program with this command line says that it is alive."""
+    simulated = "engine" in command
+    flag = "--port" if simulated else "--admin-port"
+    port = environ.get("CROSSOVER_ADMIN_PORT") or "9400"
+    for word, following in zip(command, [*command[1:], ""], strict=True):
+        if word == flag:
+            port = following
+        elif word.startswith(f"{flag}="):
+            port = word.partition("=")[2]
+    return f"http://127.0.0.1:{port}/{'health' if simulated else 'healthz'}"
 
 
 def check(url: str, seconds: float = WAIT_S) -> str | None:
@@ -34,7 +49,10 @@ def check(url: str, seconds: float = WAIT_S) -> str | None:
 
 def main(arguments: list[str]) -> int:
     """Check what the arguments name and return the exit code."""
-    url, *seconds = arguments or [ALIVE]
+    if not arguments:
+        command = Path("/proc/1/cmdline").read_text(encoding="utf-8", errors="replace")
+        arguments = [alive_url(command.split("\0"), os.environ)]
+    url, *seconds = arguments
     problem = check(url, *map(float, seconds))
     if problem is not None:
         print(problem)
