@@ -120,12 +120,15 @@ class BothAtOnce:
         )
 
     def _read(self) -> tuple[Overlapped, ...]:
-        if not self._path.exists():
-            return ()
-        try:
-            return msgspec.json.decode(self._path.read_bytes(), type=tuple[Overlapped, ...])
-        except msgspec.MsgspecError as error:
-            raise SweepError(f"{self._path} cannot be read: {error}; remove it") from error
+        return read_overlaps(self._path) if self._path.exists() else ()
+
+
+def read_overlaps(path: Path) -> tuple[Overlapped, ...]:
+    """What such a file holds. Raises SweepError, OSError."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=tuple[Overlapped, ...])
+    except msgspec.MsgspecError as error:
+        raise SweepError(f"{path} cannot be read: {error}; remove it") from error
 
 
 def _speed(outcome: Outcome, start: float, end: float) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -18,6 +18,7 @@ import typer
 from typer.core import TyperCommand
 
 if TYPE_CHECKING:
+    from loadtest.contention import Both
     from router.calibration import Calibration
 
 
@@ -69,7 +70,9 @@ def fit(
     out: Annotated[Path, typer.Option(help="The calibration to write.")],
     contention: Annotated[
         Path | None,
-        typer.Option(help="A folder with contention_*.json: both servers under load at once."),
+        typer.Option(
+            help="A folder with both.json (calibrate's) or contention_*.json: both at once."
+        ),
     ] = None,
     gpus: Annotated[
         Gpus | None,
@@ -97,6 +100,7 @@ def fit(
     from loadtest.fit_words import describe
     from loadtest.ruled import with_rule
     from loadtest.service import CurveError
+    from loadtest.sweep_schema import SweepError as OwnSweepError
     from loadtest.values import SweepError
     from router.calibration import format_calibration
 
@@ -107,7 +111,7 @@ def fit(
         made = _fitted(baseline, speculative, contention, gpus, objective, limits, command)
         made = made if no_rule else with_rule(made)
         out.write_bytes(format_calibration(made))
-    except (SweepError, FitError, CurveError) as error:
+    except (SweepError, OwnSweepError, FitError, CurveError) as error:
         print(f"loadtest: {error}", file=sys.stderr)
         raise typer.Exit(2) from error
     except OSError as error:
@@ -128,7 +132,6 @@ def _fitted(
     command: str,
 ) -> Calibration:
     """Read everything and fit. Raises SweepError, FitError, OSError."""
-    from loadtest.contention import pair_up
     from loadtest.fit import fit as fit_pair
     from loadtest.importers import read_sweeps
     from loadtest.objectives import Slo
@@ -145,7 +148,7 @@ def _fitted(
     ]
     return fit_pair(
         *sweeps,
-        both=pair_up(_contention(contention)) if contention is not None else (),
+        both=_both(contention) if contention is not None else (),
         gpus=None if gpus is None else gpus.value,
         objective=objective.value,
         slo=Slo(*limits),
@@ -154,13 +157,22 @@ def _fitted(
     )
 
 
-def _contention(folder: Path) -> Iterable[tuple[str, bytes]]:
+def _both(folder: Path) -> Sequence[Both]:
+    """Both servers at once, as `loadtest calibrate` keeps them or as files of others."""
+    from loadtest.both_at_once import BOTH, as_runs, read_overlaps
+    from loadtest.calibrate import SWEEP_NAME
+    from loadtest.contention import pair_up
+    from loadtest.sweep_schema import decode_sweep
     from loadtest.values import SweepError
 
+    if (folder / BOTH).exists():
+        return as_runs(
+            read_overlaps(folder / BOTH), decode_sweep((folder / SWEEP_NAME).read_bytes())
+        )
     found = sorted(folder.glob("contention_*.json"))
     if not found:
-        raise SweepError(f"{folder} holds no contention_*.json")
-    return [(path.name, path.read_bytes()) for path in found]
+        raise SweepError(f"{folder} holds neither contention_*.json nor {BOTH}")
+    return pair_up((path.name, path.read_bytes()) for path in found)
 
 
 def _command(

@@ -141,7 +141,11 @@ def test_one_file_of_records_for_both_servers(tmp_path: Path) -> None:
         ("README.md", (), "README.md is not JSON"),
         ("missing.json", (), "missing.json: No such file or directory"),
         ("k4.json", ("--objective", "slo"), "slo was not measured"),
-        ("k4.json", ("--contention", str(SWEEPS / "none")), "holds no contention_*.json"),
+        (
+            "k4.json",
+            ("--contention", str(SWEEPS / "none")),
+            "holds neither contention_*.json nor both.json",
+        ),
         ("k4.json", ("--objective", "speed"), "'speed' is not one of"),
         ("k4.json", ("--slo-ttft-ms", "0"), "greater than or equal to 0.001"),
     ],
