@@ -47,11 +47,20 @@ def test_the_sweeps_beside_it_give_the_same_line(
 @pytest.mark.parametrize("folder", KEPT, ids=lambda folder: folder.name)
 def test_its_comparison_is_what_its_records_say(folder: Path) -> None:
     """The means per token in compare.json come from the records, and no request had failed."""
-    lines = lzma.open(folder / "compare" / "records.jsonl.xz").read().splitlines()
+    lines = lzma.decompress((folder / "compare" / "records.jsonl.xz").read_bytes()).splitlines()
     records = [msgspec.json.decode(line, type=RequestRecord) for line in lines]
     assert [record.error for record in records if not record.ok] == []
-    cells = json.loads((folder / "compare" / "compare.json").read_text())["cells"]
-    assert {cell["run"] for cell in cells} == {record.run for record in records}
+    kept = json.loads((folder / "compare" / "compare.json").read_text())
+    told = {(one["policy"], one["load"]): one["ms_per_token"]["value"] for one in kept["outcomes"]}
+    for cell in kept["cells"]:
+        start = cell["window_start_s"]
+        spent = [
+            1e3 * (record.seconds_per_token or 0.0)
+            for record in records
+            if record.run == cell["run"] and start <= record.ended < start + cell["window_s"]
+        ]
+        mean = sum(spent) / len(spent)
+        assert mean == pytest.approx(told[cell["policy"], cell["load"]], rel=1e-6)
 
 
 @pytest.mark.parametrize("folder", KEPT, ids=lambda folder: folder.name)
