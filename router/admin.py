@@ -1,6 +1,6 @@
 """The admin app: what an operator and Prometheus see, and the three things that can be changed.
 
-Reading needs the admin key only if one is configured; changing always does, and without one is
+The page at `/` is open and holds no data: it asks for it like any other client. Reading needs the admin key only if one is configured; changing always does, and without one is
 refused with the way to get it. Each change is logged and stands in `/decisions` as an event, where
 it explains the decisions after it.
 """
@@ -11,15 +11,17 @@ import logging
 import math
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Depends, FastAPI, Query, Request
+from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request
 from fastapi.security import HTTPBearer
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from starlette.responses import Response
 
 from router import __version__, errors
+from router.admin_events import EventStream, listen
 from router.admin_models import Alive, Decisions, DrainState, ErrorBody, PolicyChange, PolicyItem
 from router.admin_models import Status as StatusBody
+from router.admin_page import StatusPage
 from router.auth import KeyRing
 from router.calibration_exposition import CalibrationCollector
 from router.errors import ErrorAnswer
@@ -31,6 +33,7 @@ from router.pair_exposition import PairCollector
 from router.pair_watch import PairState
 from router.policies import PolicyError, configured_policy, make_frontier, policy_name
 from router.policy import FrontierPolicy, Policy, Reason
+from router.status_live import Live
 from router.status_view import policy_item, status_body
 from router.view import RelayView
 from router.web import AnswerError, KeyGuard, handle_errors
@@ -44,6 +47,7 @@ NO_ADMIN_KEY: Final = ErrorAnswer(
     "nothing can be changed without an admin key: start the router with --admin-key or "
     "CROSSOVER_ADMIN_KEY and send it as Authorization: Bearer KEY",
 )
+OPEN: Final = frozenset({"/", "/healthz"})  # paths that tell nothing, and so need no key
 _ERRORS: Final[dict[int | str, dict[str, Any]]] = {
     401: {"model": ErrorBody, "description": "The admin key is missing or wrong."},
     422: {"model": ErrorBody, "description": "A parameter or the body is not valid."},
@@ -58,11 +62,16 @@ class Admin:
     """The endpoints, each a short method."""
 
     def __init__(
-        self, relay: RelayView, registry: CollectorRegistry, pair: PairState | None = None
+        self,
+        relay: RelayView,
+        registry: CollectorRegistry,
+        pair: PairState | None = None,
+        live: Live | None = None,
     ) -> None:
         self._relay = relay
         self._registry = registry
         self._pair = pair
+        self._live = live or Live(relay)
 
     async def may_change(self) -> None:
         """Let a change through. Raises AnswerError (403) when no admin key is configured.
@@ -89,7 +98,13 @@ class Admin:
 
     async def status(self) -> StatusBody:
         """The whole router at one moment."""
-        return status_body(self._relay, self._pair)
+        return status_body(self._relay, self._pair, self._live.path)
+
+    async def events(
+        self, last_event_id: Annotated[str, Header(max_length=64)] = ""
+    ) -> EventStream:
+        """The decisions as they happen, as server-sent events; `Last-Event-ID` goes on after it."""
+        return listen(self._live.feed, self._relay.clock, last_event_id)
 
     async def healthz(self) -> Alive:
         """Says that the process answers; whether it can serve, the public /ready says."""
@@ -158,11 +173,16 @@ class Admin:
 
 
 def create_admin_app(
-    relay: RelayView, registry: CollectorRegistry | None = None, *, pair: PairState | None = None
+    relay: RelayView,
+    registry: CollectorRegistry | None = None,
+    *,
+    pair: PairState | None = None,
+    live: Live | None = None,
 ) -> FastAPI:
     """The admin listener's app. Without a `registry` it makes one of the relay's metrics.
 
-    `pair` is what the watch over the pair knows; without one, nobody watches.
+    `pair` is what the watch over the pair knows; without one, nobody watches. `live` is moved
+    on by the router's sweep.
     """
     registry = registry or create_registry(relay.metrics, relay)
     registry.register(LineCollector(relay))
@@ -170,7 +190,7 @@ def create_admin_app(
         registry.register(PairCollector(pair))
     if relay.calibration is not None:
         registry.register(CalibrationCollector(relay, relay.calibration))
-    admin = Admin(relay, registry, pair)
+    admin = Admin(relay, registry, pair, live)
     app = FastAPI(
         title="Crossover admin",
         version=__version__,
@@ -178,7 +198,7 @@ def create_admin_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    # Documentation only: the key is checked in front of the app, for every path but /healthz.
+    # Documentation only: the key is checked in front of the app, for every path but OPEN.
     bearer = Depends(HTTPBearer(auto_error=False, description="The admin key."))
     read = APIRouter(dependencies=[bearer], responses=_ERRORS)
     read.get("/decisions")(admin.decisions)
@@ -192,11 +212,14 @@ def create_admin_app(
     change.post("/policy")(admin.set_policy)
     change.post("/backends/{role}/drain")(admin.drain)
     change.post("/backends/{role}/enable")(admin.enable)
-    app.include_router(read)
     app.include_router(change)
+    # A stream without an end, and a page for people: not of the document for programs.
+    read.get("/events", include_in_schema=False, response_model=None)(admin.events)
+    app.include_router(read)
     app.get("/healthz")(admin.healthz)
+    app.get("/", include_in_schema=False)(StatusPage().response)
     handle_errors(app)
     key = relay.settings.admin_key
     ring = KeyRing([key.get_secret_value()] if key else [])
-    app.add_middleware(KeyGuard, ring=ring, needs_key=lambda scope: scope["path"] != "/healthz")
+    app.add_middleware(KeyGuard, ring=ring, needs_key=lambda scope: scope["path"] not in OPEN)
     return app

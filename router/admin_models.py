@@ -141,6 +141,7 @@ class FindingItem(Shape):
     severity: Literal["spoils", "warning", "note"]
     backend: Role | None = Field(description="None: both together.")
     seen: str
+    why: str
     mend: str
 
 
@@ -153,6 +154,18 @@ class PairItem(Shape):
     alarm: str | None = Field(description="Why speculation is lost, until it was seen back.")
     findings: list[FindingItem]
     unknown: list[str] = Field(description="Why a backend could not be asked.")
+
+
+class CurvesItem(Shape):
+    """What was measured of both servers, for drawing: [requests, tokens/s], rising.
+
+    Straight between its points on logarithmic axes, and constant beyond the ends.
+    """
+
+    speculative: list[tuple[float, float]] = Field(description="As calibrated.")
+    baseline: list[tuple[float, float]]
+    ratio: float = Field(description="What the speculative curve is multiplied with now.")
+    interval: tuple[Requests, Requests] | None = Field(description="Of the crossover, requests.")
 
 
 class CalibrationItem(Shape):
@@ -179,6 +192,7 @@ class CalibrationItem(Shape):
     accept_length_ratio: float | None = Field(description="Live over calibrated, smoothed.")
     drift: dict[Role, float] = Field(description="Measured speed over the curve's, where known.")
     advice: str | None = Field(description="recalibrate, and why.")
+    curves: CurvesItem | None = Field(description="None where the file holds none.")
 
 
 class QueueItem(Shape):
@@ -191,9 +205,28 @@ class QueueItem(Shape):
     max_in_flight: int
 
 
+class ReasonItem(Shape):
+    """How often a backend was chosen for one reason since the start, replays included."""
+
+    backend: Role | None
+    reason: Reason
+    count: int
+
+
+class AdviceItem(Shape):
+    """Something that is not as it should be, in plain words."""
+
+    code: str = Field(description="One of a closed set, or pair:RULE for a rule of the doctor.")
+    severity: Literal["wrong", "warning", "note"]
+    backend: Role | None = Field(description="None: the router, or both backends together.")
+    seen: str
+    mend: str = Field(description="The command, flag or step that mends it.")
+
+
 class Status(Shape):
     """The whole router at one moment."""
 
+    time: float = Field(description="Unix seconds.")
     version: str
     uptime: float = Field(description="Seconds.")
     draining: bool
@@ -204,6 +237,11 @@ class Status(Shape):
     calibration: CalibrationItem | None = Field(description="None without one.")
     queue: QueueItem
     client_connections: int
+    findings: list[AdviceItem] = Field(description="The worst first; empty: all is well.")
+    reasons: list[ReasonItem] = Field(description="Those that were ever given.")
+    path: list[tuple[float, int, int]] = Field(
+        description="[unix seconds, n, m] over the last minutes, oldest first."
+    )
     settings: dict[str, str | int | float | bool | list[str] | None]
 
 

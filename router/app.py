@@ -37,6 +37,7 @@ from router.listener import Listener
 from router.logs import LineWriter, configure_logging
 from router.pair import create_public_app
 from router.relay import SWEEP_SECONDS
+from router.status_live import Live
 from router.status_view import policy_item
 from router.wiring import Watchers, build_relay
 
@@ -103,7 +104,8 @@ class Router:
             create_public_app(self.relay), RelayProtocol, tls=settings.ssl_certfile is not None
         )
         self._watchers = Watchers(self.relay)
-        admin = create_admin_app(self.relay, pair=self._watchers.pair.state)
+        self.live = Live(self.relay)
+        admin = create_admin_app(self.relay, pair=self._watchers.pair.state, live=self.live)
         self._admin = self._listener(admin, OrdinaryProtocol, tls=False)
         self.relay.connections = self._public.server_state.connections  # type: ignore[assignment]
         self.relay.files.limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -205,6 +207,7 @@ class Router:
             await asyncio.wait({self._public_task}, timeout=BREAK_SECONDS)
 
     async def _close(self) -> None:
+        self.live.feed.close()
         self._admin.should_exit = True
         if self._admin_task is not None:
             await asyncio.wait({self._admin_task}, timeout=ADMIN_SECONDS)
@@ -230,6 +233,7 @@ class Router:
             try:
                 self.relay.metrics.log_lines_dropped = self.writer.dropped
                 self.relay.sweep(self.relay.clock())
+                self.live.tick()
             except Exception:  # noqa: BLE001 (time must go on)
                 _log.exception("sweep")
 

@@ -111,6 +111,8 @@ class DecisionLog:
     ) -> None:
         """`clock` gives monotonic and `wall` unix seconds; both are read only to show the ring."""
         self._ring: deque[DecisionEntry | Event] = deque(maxlen=size)
+        self.added = 0
+        """How many were ever added: the number of the newest one."""
         self._clock = clock
         self._wall = wall
 
@@ -137,11 +139,17 @@ class DecisionLog:
         if decision.offered is not None or decision.gain is not None:
             entry.offered, entry.gain = decision.offered, decision.gain
         self._ring.append(entry)
+        self.added += 1
         return entry
 
     def event(self, now: float, event: str, detail: str) -> None:
         """Keep one event, such as a change of policy; `now` in monotonic seconds."""
         self._ring.append(Event(now, event, detail))
+        self.added += 1
+
+    def unix(self, at: float) -> float:
+        """The unix time of a monotonic one, both in seconds."""
+        return at + self._wall() - self._clock()
 
     def view(
         self,
@@ -151,7 +159,7 @@ class DecisionLog:
         limit: int = RING_SIZE,
     ) -> list[DecisionView | EventView]:
         """The newest entries first. A filter by reason or backend leaves the events out."""
-        offset = self._wall() - self._clock()
+        offset = self.unix(0.0)
         found: list[DecisionView | EventView] = []
         for entry in self._matching(reason, backend):
             if len(found) >= limit:

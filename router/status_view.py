@@ -8,18 +8,16 @@ from typing import Literal
 from router import __version__
 from router.admin_models import (
     BackendItem,
-    CalibrationItem,
     ConnectionsItem,
     FindingItem,
     FrontierItem,
     PairItem,
     PolicyItem,
     QueueItem,
-    Requests,
+    ReasonItem,
     Status,
     TelemetryItem,
 )
-from router.calibration_state import CalibrationState
 from router.exposition import frontier_in_force
 from router.frontier import Frontier
 from router.health import Health
@@ -27,6 +25,9 @@ from router.load import ROLES, LoadSnapshot, Role
 from router.pair_watch import PairState
 from router.policies import policy_name
 from router.policy import FrontierPolicy
+from router.status_advice import advise
+from router.status_calibration import as_requests, calibration_item
+from router.status_path import LoadPath
 from router.view import ConnectionCounts, RelayView
 
 Word = Literal["up", "down", "unknown"]
@@ -35,13 +36,17 @@ _WORDS: dict[Health, Word] = {Health.UP: "up", Health.DOWN: "down", Health.UNKNO
 _BREAKER: tuple[Literal["closed", "half_open", "open"], ...] = ("closed", "half_open", "open")
 
 
-def status_body(relay: RelayView, pair: PairState | None = None) -> Status:
-    """The whole router at one moment, with what the watch over the pair knows."""
+def status_body(
+    relay: RelayView, pair: PairState | None = None, path: LoadPath | None = None
+) -> Status:
+    """The whole router at one moment, with what the watch over the pair knows and where it was."""
     now = relay.clock()
     snapshot = relay.tracker.snapshot(now)
     counts = relay.connection_counts()
     settings = relay.settings
-    return Status(
+    unix = relay.decisions.unix(0.0)
+    status = Status(
+        time=round(unix + now, 3),
         version=__version__,
         uptime=round(now - relay.started_at, 3),
         draining=relay.draining,
@@ -49,7 +54,9 @@ def status_body(relay: RelayView, pair: PairState | None = None) -> Status:
         policy=policy_item(relay),
         backends=[_backend(relay, role, snapshot, counts) for role in ROLES],
         pair=None if pair is None else _pair(pair, now),
-        calibration=None if relay.calibration is None else _calibration(relay, relay.calibration),
+        calibration=None
+        if relay.calibration is None
+        else calibration_item(relay, relay.calibration),
         queue=QueueItem(
             waiting=relay.waiting,
             queue_size=settings.queue_size,
@@ -58,8 +65,19 @@ def status_body(relay: RelayView, pair: PairState | None = None) -> Status:
             max_in_flight=settings.max_in_flight,
         ),
         client_connections=counts.client,
+        findings=[],
+        reasons=[
+            ReasonItem(backend=backend, reason=reason, count=count)
+            for (backend, reason), count in relay.metrics.decisions.items()
+            if count
+        ],
+        path=[
+            (round(at + unix, 1), n, m) for at, n, m in (path.samples() if path is not None else ())
+        ],
         settings=settings.redacted(),
     )
+    status.findings = advise(status)
+    return status
 
 
 def policy_item(relay: RelayView) -> PolicyItem:
@@ -84,9 +102,9 @@ def _frontier(policy: FrontierPolicy, snapshot: LoadSnapshot) -> FrontierItem:
     line: Frontier = policy.frontier
     return FrontierItem(
         scope=line.scope,
-        threshold=None if line.scope == "table" else _requests(line.threshold),
-        table=[_requests(value) for value in line.table],
-        in_force=_requests(frontier_in_force(line, snapshot)),
+        threshold=None if line.scope == "table" else as_requests(line.threshold),
+        table=[as_requests(value) for value in line.table],
+        in_force=as_requests(frontier_in_force(line, snapshot)),
         band=policy.band,
         dwell=policy.dwell,
     )
@@ -109,46 +127,13 @@ def _pair(pair: PairState, now: float) -> PairItem:
                 severity=each.severity.value,
                 backend=each.backend,
                 seen=each.seen,
+                why=each.why,
                 mend=each.mend,
             )
             for each in pair.findings
         ],
         unknown=list(pair.unknown),
     )
-
-
-def _calibration(relay: RelayView, state: CalibrationState) -> CalibrationItem:
-    terms, live, drift = state.terms, state.live, state.drift
-    line, followed = terms.frontier, relay.configured
-    moved = followed.frontier if isinstance(followed, FrontierPolicy) else None
-    ratios = {role: drift.ratio(role) for role in ROLES} if drift is not None else {}
-    return CalibrationItem(
-        path=state.path,
-        created=terms.calibration.created,
-        age=None if state.age is None else round(state.age, 3),
-        loaded=round(state.loaded_at, 3),
-        verdict=terms.calibration.verdict,
-        scope=line.scope,
-        threshold=None if line.scope == "table" else _requests(line.threshold),
-        table=[_requests(value) for value in line.table],
-        live_threshold=None
-        if moved is None or moved.scope == "table"
-        else _requests(moved.threshold),
-        rule="threshold" if terms.rule is None else terms.rule.name,
-        problem=state.problem,
-        matches=state.judgement.matches,
-        mismatches=[str(each) for each in state.judgement.mismatches],
-        alarm=state.judgement.refusal,
-        accept_length=None if live is None else live.live,
-        accept_length_calibrated=None if live is None else live.calibrated,
-        accept_length_ratio=None if live is None or live.ratio is None else round(live.ratio, 4),
-        drift={role: round(ratio, 4) for role, ratio in ratios.items() if ratio is not None},
-        advice=state.advice,
-    )
-
-
-def _requests(value: float) -> Requests:
-    return "infinity" if value == math.inf else value
 
 
 def _backend(

@@ -69,6 +69,9 @@ PURE = {
         "server_info",
         "speeds",
         "sse",
+        "status_advice",
+        "status_calibration",
+        "status_path",
         "telemetry",
     ),
     "loadtest": (

@@ -17,7 +17,7 @@ from tests.scripted_backend import Call, response
 from tests.wire.stage import RecordingBackend, Stage, staged, statuses, talk
 
 BODY = b'{"messages":[]}'
-ADMIN = (b"metrics", b"status", b"decisions", b"policy", b"backends/baseline/drain", b"healthz",
+ADMIN = (b"metrics", b"status", b"decisions", b"events", b"policy", b"backends/baseline/drain", b"healthz",
          b"openapi.json", b"docs", b"redoc")  # fmt: skip
 ENGINE = (b"flush_cache", b"abort_request", b"update_weights_from_disk", b"start_profile",
           b"release_memory_occupation", b"set_internal_state", b"open_session")  # fmt: skip
@@ -132,7 +132,9 @@ def test_the_admin_listener_relays_nothing(stage: Stage) -> None:
                 writer.write(raw(method, target))
                 got = await asyncio.wait_for(reader.read(), 5)
                 writer.close()
-                assert statuses(got) == [404], (method, target)
+                # At / it has a page of its own, which an Ollama client's GET / is not for.
+                own = {b"GET": 200, b"POST": 405} if target == b"/" else {}
+                assert statuses(got) == [own.get(method, 404)], (method, target)
         assert stage.reached == []
 
     stage.run(work)
