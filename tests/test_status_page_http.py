@@ -15,8 +15,10 @@ from typing import Any
 import httpx
 import pytest
 
+from router.admin_page import StatusPage
 from router.app import ADMIN_SECONDS
 from router.decision_feed import MAX_LISTENERS
+from router.policy import Reason
 from tests.scripted_backend import scripted_backend
 from tests.stack import Stack, run, running_router, until
 
@@ -195,6 +197,13 @@ def test_contrast_is_that_of_wcag() -> None:
     """Black on white is 21, and #767676 on white the well-known 4.54."""
     assert contrast("#000000", "#ffffff") == pytest.approx(21)
     assert contrast("#767676", "#ffffff") == pytest.approx(4.54, abs=0.01)
+
+
+def test_every_reason_has_words() -> None:
+    """The page says each of the closed set of reasons in words, and knows no other."""
+    text = StatusPage().html
+    (words,) = re.findall(r"const WORDS = \{(.*?)\};", text, re.DOTALL)
+    assert set(re.findall(r"(\w+): \"", words)) == {reason.value for reason in Reason}
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
