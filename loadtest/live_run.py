@@ -73,6 +73,15 @@ async def run_live(
     return found
 
 
+def _words(server: Server) -> str:
+    said = [f"{server.gpus or 1} x {server.gpu}"] if server.gpu else []
+    if server.engine_version:
+        said.append(f"engine {server.engine_version}")
+    if server.flags.get("load_format") == "dummy":
+        said.append("random weights")
+    return ", ".join(said)
+
+
 def make(
     options: Options,
     directory: LiveDirectory,
@@ -96,6 +105,7 @@ def make(
             pace=options.pace,
             line=line if "frontier" in options.policies else {},
         ),
+        servers=_words(server),
         policies=options.policies,
         loads=options.wanted.loads,
         passes=options.passes,

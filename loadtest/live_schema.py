@@ -153,6 +153,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     command: str
     version: str
     conditions: Conditions
+    servers: str = ""  # GPU and engine, in words, as far as they are told; for every picture
     policies: tuple[str, ...]
     loads: tuple[Offered, ...]
     passes: int

@@ -216,7 +216,17 @@ def draw(path: Path, comparison: Comparison) -> None:
         each_axes.set_xticks(sorted(loads.values()))
         each_axes.grid(visible=True, alpha=0.2)
     axes[0].legend(fontsize=8, frameon=False, handlelength=5)
+    figure.suptitle(_title(comparison), x=0.01, ha="left", fontsize=10)
     figure.savefig(path)
+
+
+def _title(comparison: Comparison) -> str:
+    """What was measured, where and when."""
+    conditions = comparison.conditions
+    said = [conditions.model, comparison.servers, f"{comparison.created[:10]}"]
+    if conditions.workload.output_tokens is not None:
+        said.append(f"answers of {conditions.workload.output_tokens} tokens")
+    return ", ".join(part for part in said if part)
 
 
 def _axis(load: Offered) -> str:
