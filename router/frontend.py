@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 NO_LINGER: Final = struct.pack("ii", 1, 0)  # closing sends RST, not FIN
 LINGER: Final = 2.0  # seconds to read on after an early refusal, so that the client sees it
+ARRIVING: Final = 1.0  # seconds that a new connection has at a shutdown to begin its request
 
 _log = logging.getLogger("crossover")
 
@@ -266,9 +267,11 @@ class RelayProtocol(ReceivingProtocol):
         elif self.phase is CLOSING:
             if spent > (settings.write_timeout if self.transport.is_closing() else LINGER):
                 self.transport.abort()
+        elif self._leaving and self._silent and spent > ARRIVING:
+            self._close()
         elif spent > (settings.header_timeout if self.phase is HEAD else settings.body_timeout):
-            if self.incoming is None and self._headers is None:
-                self._close()  # it never said a word
+            if self._silent:
+                self._close()
             else:
                 self._refuse(errors.REQUEST_TIMEOUT)
 
@@ -278,10 +281,14 @@ class RelayProtocol(ReceivingProtocol):
         if self.phase is BUSY or self.queue:
             if self.cycle is not None:
                 self.cycle.keep_alive = False
-        elif self.incoming is not None or self._headers is not None:
-            pass  # a request is arriving: it is answered, or its timer ends it
-        elif self.phase is not CLOSING:
+        elif self.phase is IDLE or (self._silent and self.clock() - self.since > ARRIVING):
             self._close()
+        # Else a request is arriving, or about to: it is answered, or its timer ends it.
+
+    @property
+    def _silent(self) -> bool:
+        """Whether it has not said a word."""
+        return self.phase is HEAD and self.incoming is None and self._headers is None
 
 
 class OrdinaryProtocol(RelayProtocol):

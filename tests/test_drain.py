@@ -23,7 +23,7 @@ from tests.scripted_backend import (
     event,
     scripted_backend,
 )
-from tests.stack import run, until
+from tests.stack import run, running_router, until
 
 STREAM = {"model": "m", "messages": [], "stream": True}
 
@@ -169,6 +169,67 @@ def test_a_second_signal_does_not_wait() -> None:
             assert answered.status_code == 503
             assert answered.json()["error"]["code"] == "drain_limit"
             assert await asyncio.wait_for(router.process.wait(), 5) == 0
+
+    run(work)
+
+
+ASK = b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+ASK += b"content-length: 16\r\n\r\n" + b'{"messages": []}'
+
+
+def test_whoever_waits_to_be_accepted_is_served_when_the_listener_closes() -> None:
+    """A connection that only the system knows of yet gets its answer, and none is reset."""
+
+    async def work() -> None:
+        async with (
+            scripted_backend() as spec,
+            scripted_backend() as base,
+            running_router(spec.url, base.url) as stack,
+        ):
+            address = ("127.0.0.1", stack.router.port)
+            # Blocking, so that the loop cannot accept them before it closes the listener.
+            waiting = [socket.create_connection(address) for _ in range(20)]
+            for sock in waiting:
+                sock.sendall(ASK)
+            await stack.router._public.shutdown([stack.router._sockets[0]])
+            for sock in waiting:
+                with sock:
+                    sock.settimeout(5)
+                    assert sock.recv(65_536).startswith(b"HTTP/1.1 200 OK")
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(address)
+
+    run(work)
+
+
+@pytest.mark.slow
+def test_a_request_may_come_just_after_the_listener_has_closed() -> None:
+    """A connection that was there is served its first request; a silent one holds nothing up."""
+
+    async def work() -> None:
+        async with (
+            scripted_backend() as spec,
+            scripted_backend() as base,
+            serving([spec, base], "--drain-delay", "200ms") as router,
+        ):
+            while await router.status(router.url + "/ready") != 200:
+                await asyncio.sleep(0.02)
+            port = int(router.url.rpartition(":")[2])
+            router.terminate()
+            connections = []
+            with contextlib.suppress(ConnectionRefusedError):
+                while True:
+                    connections.append(await asyncio.open_connection("127.0.0.1", port))
+                    await asyncio.sleep(0.01)
+            reader, writer = connections.pop()
+            writer.write(ASK)
+            answered = await reader.read()
+            assert answered.startswith(b"HTTP/1.1 200 OK")
+            assert b"connection: close" in answered
+            assert [await other.read() for other, _ in connections] == [b""] * len(connections)
+            assert await asyncio.wait_for(router.process.wait(), 5) == 0
+            for _, each in [*connections, (reader, writer)]:
+                each.close()
 
     run(work)
 

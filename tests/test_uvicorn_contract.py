@@ -72,6 +72,9 @@ def test_the_server_ends_by_asking_each_connection_to() -> None:
     """Shutdown calls `shutdown()` of each connection and waits until they are gone."""
     source = inspect.getsource(Server.shutdown)
     assert "connection.shutdown()" in source
+    # Listeners are closed first, and nothing is awaited before: see `Listener.shutdown`.
+    assert "await" not in source[: source.index("connection.shutdown()")]
+    assert source.index("sock.close()") < source.index("connection.shutdown()")
     waiting = inspect.getsource(Server._wait_tasks_to_complete)
     assert "self.server_state.connections" in waiting
     assert "force_exit" in waiting
