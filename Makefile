@@ -85,6 +85,11 @@ matrix: $(STAMP) ## The reported cases on this and, where installed, on other pr
 compose-test: $(STAMP) ## The stack of compose.yaml on a Docker engine: up, used, broken, stopped, up again (minutes)
 	@$(BIN)/python -m pytest -vs -o timeout=0 tests/compose/up.py $(ARGS)
 
+# Each with its configuration in deploy/gateways/. SMG=, HAPROXY= and NGINX= name programs off PATH.
+.PHONY: gateways
+gateways: $(STAMP) ## smg, HAProxy and nginx, as far as installed, in front of two pairs (a minute each)
+	@$(BIN)/python -m tests.gateways $(ARGS)
+
 .PHONY: format
 format: $(STAMP) ## Format the code and mend what the linter can mend
 	$(BIN)/ruff check --fix .

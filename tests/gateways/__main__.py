@@ -73,7 +73,9 @@ def main(
     names = [name.strip() for name in only.split(",")]
     unknown = sorted(set(names) - set(NAMES))
     if unknown:
-        typer.echo(f"gateways: not known: {', '.join(unknown)}; there are {', '.join(NAMES)}", err=True)
+        typer.echo(
+            f"gateways: not known: {', '.join(unknown)}; there are {', '.join(NAMES)}", err=True
+        )
         raise typer.Exit(2)
     found = [Gateway(name) for name in names]
     for gateway in found:

@@ -177,12 +177,15 @@ def asked_by_itself(taps: list[Tap], seconds: float) -> Finding:
 
 async def streams_whole(front: Front, site: Site, count: int) -> Finding:
     """Many streams at once, each held against what a server says without anything in front."""
+
     async def one(number: int, asking: Any) -> bool:
         prompt = f"stream number {number}"
         body = chat(prompt, 48, stream=True, stream_options={"include_usage": True})
         _, raw = await streamed(asking, body)
         found = events(raw)
-        usage = [event["usage"] for event in found if isinstance(event, dict) and event.get("usage")]
+        usage = [
+            event["usage"] for event in found if isinstance(event, dict) and event.get("usage")
+        ]
         return (
             text_of(found) == await site.expected(prompt, 48)
             and found[-1] == "[DONE]"

@@ -31,7 +31,7 @@ START_S: Final = 20.0
 POLL_S: Final = 0.02
 # Half the speed of the planted pair: a stream of 64 tokens takes about half a second.
 TIME_SCALE: Final = 0.5
-DRAIN_DELAY: Final = "3s"
+DRAIN_DELAY: Final = "4s"  # above what any gateway here takes to see a 503 of /ready twice
 
 
 def chat(prompt: str, tokens: int = 16, **fields: Any) -> dict[str, Any]:
@@ -156,7 +156,7 @@ async def site(folder: Path) -> AsyncIterator[Site]:
         for name in ("pair1", "pair2"):
             engines = []
             for role in ("speculative", "baseline"):
-                config = EngineConfig.quick(role, time_scale=TIME_SCALE)
+                config = EngineConfig.quick(role, time_scale=TIME_SCALE, disconnect_poll_s=0.05)
                 engine = await stack.enter_async_context(running_engine(config))
                 engine.server.seen = deque(maxlen=100_000)
                 engines.append(engine)
