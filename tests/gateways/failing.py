@@ -16,7 +16,9 @@ from tests.gateways.fronts import Front
 from tests.gateways.site import Pair, Site, chat, until
 
 CLIENTS: Final = 12
-TOKENS: Final = 32  # about a quarter of a second, so that a killed pair has work
+# About a quarter of a second, so that a killed pair has work; of different lengths, or all clients
+# would begin and end together.
+TOKENS: Final = range(24, 48)
 BACK_S: Final = 20.0  # until a pair that has come back must have got a request
 BROKEN: Final = {500, 502, 503}  # what a client's library may try again
 GONE_S: Final = 6.0  # until an engine must have noticed a client that left
@@ -33,12 +35,12 @@ class Outcome(NamedTuple):
     detail: str
 
 
-async def one(asking: httpx.AsyncClient, prompt: str) -> Outcome:
-    """One stream to its end, whatever that is."""
+async def one(asking: httpx.AsyncClient, prompt: str, number: int) -> Outcome:
+    """One stream to its end, whatever that is; its length follows from `number`."""
     begun = time.monotonic()
     kind: Literal["whole", "broken", "refused"] = "refused"
     try:
-        body = chat(prompt, TOKENS, stream=True)
+        body = chat(prompt, TOKENS[7 * number % len(TOKENS)], stream=True)
         async with asking.stream("POST", CHAT, json=body) as answer:
             if answer.status_code != 200:
                 raw = await answer.aread()
@@ -76,7 +78,7 @@ class Load:
         async with client(self._front.url) as asking:
             while not self._ending:
                 self._sent += 1
-                outcome = await one(asking, f"{self._prefix} {self._sent}")
+                outcome = await one(asking, f"{self._prefix} {self._sent}", self._sent)
                 self.outcomes.append(outcome)
                 if outcome.kind != "whole":
                     await asyncio.sleep(0.1)
@@ -94,7 +96,7 @@ async def shares(front: Front, site: Site, count: int) -> Finding:
 
         async def ask(number: int) -> Outcome:
             async with gate:
-                return await one(asking, f"share {number}")
+                return await one(asking, f"share {number}", number)
 
         outcomes = await asyncio.gather(*(ask(number) for number in range(count)))
     served = [pair.served() for pair in site.pairs]
@@ -146,6 +148,7 @@ async def pair_killed(front: Front, site: Site, steady_s: float) -> list[Finding
     pair = site.pairs[0]
     async with Load(front, "kill") as load:
         await asyncio.sleep(steady_s)
+        assert await until(lambda: pair.running > 2, 5) is not None
         running = pair.running
         killed = time.monotonic()
         pair.kill()
@@ -164,7 +167,9 @@ async def pair_killed(front: Front, site: Site, steady_s: float) -> list[Finding
             "pair killed",
             f"{len(before)} of the {running} that ran there were lost; {len(after)} new ones failed"
             + (f" over {calm:.1f} s ({late})" if after else ""),
-            ok=len(before) <= running + CLIENTS // 4 and len(failed) < len(load.outcomes) / 4,
+            # A few more may be on their way between the gateway and the servers.
+            ok=len(before) <= max(running, CLIENTS // 2) + 3
+            and len(failed) < len(load.outcomes) / 4,
         ),
         Finding("sent to a pair twice", f"{len(twice)} of {len(load.outcomes)}", ok=not twice),
         Finding(

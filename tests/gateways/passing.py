@@ -125,7 +125,8 @@ async def arrives_at_once(front: Front) -> Finding:
         pieces = [piece async for piece in answer.aiter_raw()]
     count = len(events(b"".join(pieces)))
     figure = f"{count} events in {len(pieces)} reads"
-    return Finding("events as they come", figure, ok=len(pieces) > count / 2)
+    # A buffer of 4 KiB would give them in two or three; a busy machine reads several at once too.
+    return Finding("events as they come", figure, ok=len(pieces) > count / 4)
 
 
 async def ordinary(front: Front, site: Site) -> list[Finding]:
