@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,18 @@ def hold(found: list[Finding]) -> None:
 
 
 GATEWAYS = ["haproxy", "nginx", "smg"]
+# The command on a machine on which nothing is installed.
+NOWHERE = """
+import typer
+from tests.gateways import __main__ as command
+from tests.gateways.fronts import Gateway
+class Missing(Gateway):
+    def __init__(self, name):
+        super().__init__(name)
+        self.program = None
+command.Gateway = Missing
+typer.run(command.main)
+"""
 
 
 @pytest.mark.slow
@@ -147,3 +161,19 @@ def test_the_table_marks_what_is_wrong() -> None:
     columns = {"x 1": [Finding("a", "1", ok=True)], "y 2": [Finding("a", "2|3", ok=False)]}
     assert table(columns).splitlines()[-1] == "| a | 1 | **no**: 2/3 |"
     assert chat("p", 3, stream=True)["max_tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    ("only", "code", "line"),
+    [
+        ("haproxy,traefik", 2, "gateways: not known: traefik; there are smg, haproxy, nginx"),
+        ("nginx", 3, "gateways: nginx is not installed and left out"),
+    ],
+)
+def test_what_cannot_be_run_is_one_line_with_its_exit_code(only: str, code: int, line: str) -> None:
+    """A name that is not known and a gateway that is not there are told apart."""
+    found = subprocess.run(
+        [sys.executable, "-c", NOWHERE, "--only", only],
+        capture_output=True, text=True, check=False, timeout=50,
+    )  # fmt: skip
+    assert (found.returncode, found.stderr.splitlines()[-1]) == (code, line)

@@ -2,7 +2,7 @@
 
     python3 -I keeper.py --after=HOST:PORT -- COMMAND [ARGUMENT...]
 
-The process 1 of an engine's container. Two things that Kubernetes does not do by itself:
+The process 1 of a server's container. Two things that Kubernetes does not do by itself:
 
 * A server that ended is started again here, later and later (1 s to 60 s). If the container ended
   instead, the whole Pod would be unready for as long as it is not back, and the pair would serve
