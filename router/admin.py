@@ -22,6 +22,7 @@ from router.admin_events import EventStream, listen
 from router.admin_models import Alive, Decisions, DrainState, ErrorBody, PolicyChange, PolicyItem
 from router.admin_models import Status as StatusBody
 from router.admin_page import StatusPage
+from router.affinity_exposition import AffinityCollector
 from router.auth import KeyRing
 from router.calibration_exposition import CalibrationCollector
 from router.errors import ErrorAnswer
@@ -188,6 +189,8 @@ def create_admin_app(
     registry.register(LineCollector(relay))
     if pair is not None:
         registry.register(PairCollector(pair))
+    if relay.tracker.prefixes is not None:
+        registry.register(AffinityCollector(relay.tracker.prefixes))
     if relay.calibration is not None:
         registry.register(CalibrationCollector(relay, relay.calibration))
     admin = Admin(relay, registry, pair, live)

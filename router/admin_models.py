@@ -195,6 +195,16 @@ class CalibrationItem(Shape):
     curves: CurvesItem | None = Field(description="None where the file holds none.")
 
 
+class AffinityItem(Shape):
+    """Where conversations are."""
+
+    in_force: bool = Field(description="Whether the policy in force lets them stay.")
+    conversations: int = Field(description="Remembered now.")
+    size: int = Field(description="Remembered at most.")
+    kept: int = Field(description="Later turns that went to the server with their prefix.")
+    lost: int = Field(description="Later turns that went to the other one.")
+
+
 class QueueItem(Shape):
     """Our own queue and limits."""
 
@@ -235,6 +245,7 @@ class Status(Shape):
     backends: list[BackendItem]
     pair: PairItem | None = Field(description="None when nobody watches it.")
     calibration: CalibrationItem | None = Field(description="None without one.")
+    affinity: AffinityItem | None = Field(description="None where it is off.")
     queue: QueueItem
     client_connections: int
     findings: list[AdviceItem] = Field(description="The worst first; empty: all is well.")

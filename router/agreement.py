@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from router.affinity import near
 from router.frontier import INFINITE, below_band
 from router.load import Role
 from router.policy import Decision, Reason
@@ -50,6 +51,9 @@ def agrees(
         case Reason.BAND | Reason.DWELL:
             edge = scope == "table" or low is (reason is Reason.DWELL)
             fits = not speculative and n < line and edge
+        case Reason.PREFIX:  # it stays on the side that the line would not have chosen
+            within = n < line or line == k  # the line in force may be a cap
+            fits = near(n, k, speculative=speculative) and (within if speculative else n < line)
         case Reason.CONTENDED | Reason.QUEUED | Reason.KV_CACHE:
             fits = speculative or n < line  # sent away from the speculative side: below the line
         case _:
@@ -69,6 +73,8 @@ def _rule_agrees(decision: Decision) -> bool:
             return gain is not None and gain > 0.0
         case Reason.JOIN:
             return gain is not None and speculative is (gain >= 0.0)
+        case Reason.PREFIX:
+            return gain is not None and speculative is (gain < 0.0)
         case Reason.CAP:
             return (
                 not speculative

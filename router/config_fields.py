@@ -114,6 +114,10 @@ for a prefill are no reason to make both work at once. Example: 4"""
     kv_mark: ShareAboveZero = 0.95
     """A larger share of the KV cache in use on one backend sends new requests to the other. \
 Example: 0.9"""
+    affinity: Literal["auto", "off"] = "auto"
+    """Keep a conversation on the server that has its prefix in its cache, where moving it would cost \
+more than it gains. auto does if each server has its own GPU (scope speculative, join-speed, \
+join-delay); on shared GPUs nothing stays. Example: off"""
     fence_structured_output: bool = False
     """Keep requests for JSON, a grammar or a required tool on the baseline server."""
     fence_logprobs: bool = False

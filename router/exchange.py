@@ -64,14 +64,15 @@ class Exchange(ExchangeCore):
         shared = self._shared
         shared.budget.deposit()
         shared.refresh(now)
-        decision = shared.policy.decide(shared.tracker.snapshot(now), self.request.info)
+        tracker, info = shared.tracker, self.request.info
+        talk = info.conversation
+        decision = shared.policy.decide(tracker.snapshot(now, talk), info)
         self.decision, self.decided_at = decision, now
         self.answer.explain(decision)
         if decision.backend is None:
-            pinned = self.request.info.pinned is not None
-            error = errors.PINNED_UNAVAILABLE if pinned else errors.NO_BACKEND
+            error = errors.NO_BACKEND if info.pinned is None else errors.PINNED_UNAVAILABLE
             return (NOTE_DECISION, *self._reject(error, now))
-        self._lease = shared.tracker.lease(decision.backend, now, decision.memory)
+        self._lease = tracker.lease(decision.backend, now, decision.memory, talk, info.prompt_bytes)
         self.state = CONNECTING
         return (NOTE_DECISION, Open(decision.backend))
 

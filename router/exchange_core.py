@@ -136,7 +136,8 @@ class ExchangeCore:
         frontier = before.frontier if before else None
         self.decision = Decision(role, reason, n, m, frontier, look.memory, threshold)
         self.answer.explain(self.decision)
-        self._lease = tracker.lease(role, now)
+        info = self.request.info
+        self._lease = tracker.lease(role, now, None, info.conversation, info.prompt_bytes)
         old.release(now)
         self.retries += (retry,)
         self.state = State.CONNECTING

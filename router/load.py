@@ -22,6 +22,7 @@ from typing import Final
 
 import msgspec
 
+from router.affinity import Prefix, Prefixes
 from router.offered import LoadEstimate
 
 
@@ -105,6 +106,7 @@ class LoadSnapshot(msgspec.Struct, frozen=True, gc=False):
     speculative: BackendLoad
     baseline: BackendLoad
     memory: PolicyMemory = PolicyMemory()
+    prefix: Prefix | None = None  # of the conversation that the request goes on with
 
     def of(self, role: Role) -> BackendLoad:
         """The load of the backend with this role."""
@@ -211,9 +213,12 @@ class Lease:
 class LoadTracker:
     """Own counts, telemetry and availability of the pair; makes snapshots and leases."""
 
-    def __init__(self, *, stale_after: float = 2.0) -> None:
-        """`stale_after`: seconds after which telemetry counts as absent."""
+    def __init__(self, *, stale_after: float = 2.0, prefixes: Prefixes | None = None) -> None:
+        """`stale_after`: seconds after which telemetry counts as absent; without `prefixes` no
+        conversation is remembered.
+        """
         self.stale_after = stale_after
+        self.prefixes = prefixes
         self.speculative = BackendCounts(Role.SPECULATIVE)
         self.baseline = BackendCounts(Role.BASELINE)
         self.memory = PolicyMemory()
@@ -227,18 +232,32 @@ class LoadTracker:
         """Requests that this router has open on both backends."""
         return self.speculative.in_flight + self.baseline.in_flight
 
-    def snapshot(self, now: float) -> LoadSnapshot:
+    def snapshot(self, now: float, conversation: int | None = None) -> LoadSnapshot:
         """The load as it is known now. Takes the place of a look at two moving servers."""
-        return LoadSnapshot(
-            now, self._load(self.speculative, now), self._load(self.baseline, now), self.memory
-        )
+        prefix = None
+        if conversation is not None and self.prefixes is not None:
+            prefix = self.prefixes.find(conversation, now)
+        one, other = self._load(self.speculative, now), self._load(self.baseline, now)
+        return LoadSnapshot(now, one, other, self.memory, prefix)
 
-    def lease(self, role: Role, now: float, memory: PolicyMemory | None = None) -> Lease:
-        """Count one request on a backend; keep what the policy wants remembered."""
+    def lease(
+        self,
+        role: Role,
+        now: float,
+        memory: PolicyMemory | None = None,
+        conversation: int | None = None,
+        length: int = 0,
+    ) -> Lease:
+        """Count one request on a backend; keep what is to be remembered.
+
+        `length`: of the body, in bytes, which is how far that backend then knows the conversation.
+        """
         counts = self.speculative if role is SPECULATIVE else self.baseline
         counts.count(now, 1)
         if memory is not None:
             self.memory = memory
+        if conversation is not None and self.prefixes is not None:
+            self.prefixes.keep(conversation, length, now, speculative=role is SPECULATIVE)
         return Lease(counts)
 
     def observe(self, role: Role, telemetry: Telemetry) -> None:

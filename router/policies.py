@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 from router.frontier import Frontier, Scope
 from router.load import Role
@@ -45,6 +45,11 @@ class LineSettings(Protocol):
     @property
     def queue_mark(self) -> int | None:
         """Requests queued inside a backend; None: what fits the policy."""
+        ...
+
+    @property
+    def affinity(self) -> Literal["auto", "off"]:
+        """Whether conversations stay with their prefix where that is cheaper."""
         ...
 
     @property
@@ -98,14 +103,15 @@ def make_policy(
     fences: Fences = Fences(),  # noqa: B008  (frozen)
     curves: Curves | None = None,
     parameters: Mapping[str, float] = {},
+    affinity: bool = False,
 ) -> Policy:
     """The policy of this name. Raises PolicyError for an unknown name or a value out of range.
 
     `band` is a share of the line, 0 up to but not 1; `dwell` is in seconds. `curves` and
-    `parameters` are for the rules.
+    `parameters` are for the rules; `affinity` is for policies of servers with a GPU each.
     """
     if name in RULES:
-        return _make_rule(name, curves, parameters, marks, fences)
+        return _make_rule(name, curves, parameters, marks, fences, affinity=affinity)
     if name == "frontier":
         if frontier is None:
             raise PolicyError("policy: frontier needs a threshold or a calibration")
@@ -113,7 +119,9 @@ def make_policy(
             raise PolicyError(f"band: not a share from 0 up to but not 1: {band}")
         if not 0.0 <= dwell < math.inf:
             raise PolicyError(f"dwell: not a number of seconds from 0 up: {dwell}")
-        return FrontierPolicy(frontier, band=band, dwell=dwell, marks=marks, fences=fences)
+        return FrontierPolicy(
+            frontier, band=band, dwell=dwell, marks=marks, fences=fences, affinity=affinity
+        )
     if name == "least-in-flight":
         return LeastInFlightPolicy()
     if name == "round-robin":
@@ -129,6 +137,8 @@ def _make_rule(
     parameters: Mapping[str, float],
     marks: Marks,
     fences: Fences,
+    *,
+    affinity: bool,
 ) -> Policy:
     if curves is None:
         raise PolicyError(f"policy: {name} needs a calibration with the curves of both servers")
@@ -138,9 +148,8 @@ def _make_rule(
             return ForecastPolicy(curves, given, marks=marks, fences=fences)
         if parameters:
             raise RuleError(f"there are no parameters of {name}, got {', '.join(parameters)}")
-        return JoinPolicy(
-            curves, "speed" if name == "join-speed" else "delay", marks=marks, fences=fences
-        )
+        by: Literal["speed", "delay"] = "speed" if name == "join-speed" else "delay"
+        return JoinPolicy(curves, by, marks=marks, fences=fences, affinity=affinity)
     except ValueError as error:
         raise PolicyError(f"policy: {name}: {error}") from error
 
@@ -176,6 +185,7 @@ def configured_policy(
         ),
         curves=curves,
         parameters=parameters,
+        affinity=settings.affinity == "auto",
     )
 
 

@@ -10,7 +10,7 @@ Order of `FrontierPolicy`, first match wins; the numbered cases are the numbered
     1. the request is pinned to a backend;
     2. only one backend, or none, is available;
     3. a fence: the request is of a kind that is not speculated;
-    4. the line, with its band and dwell;
+    4. the line, with its band and dwell; near it a request stays with its prefix (`affinity`);
     5. the chosen backend refused work a moment ago, queues, or is short of KV cache, and the
        other is none of these.
 
@@ -21,10 +21,11 @@ not the mix of requests.
 from __future__ import annotations
 
 import enum
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
+from router.affinity import stays
 from router.frontier import Frontier, below_band
 from router.load import BASELINE, SPECULATIVE, BackendLoad, LoadSnapshot, PolicyMemory, Role
 from router.request import RequestInfo
@@ -56,11 +57,13 @@ class Reason(enum.StrEnum):
     FORECAST_SWITCH = "forecast_switch"  # the other one from now on: switching is expected to pay
     FORECAST_UNSURE = "forecast_unsure"  # the server in use: too little seen, or a switch under way
     JOIN = "join"  # the server that one more request serves better
+    PREFIX = "prefix"  # the server with the conversation's prefix: the other is not worth moving
     REPLAY_CONNECT = "replay_connect"  # the first backend could not be reached
     REPLAY_REFUSED = "replay_refused"  # the first backend refused before working
 
 
 BELOW_THRESHOLD, DWELL = Reason.BELOW_THRESHOLD, Reason.DWELL
+_LINE: Final = (BELOW_THRESHOLD, Reason.AT_THRESHOLD, Reason.BAND, DWELL)
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False):
@@ -140,17 +143,18 @@ class FrontierPolicy:
         dwell: float = 5.0,
         marks: Marks = Marks(),  # noqa: B008  (frozen)
         fences: Fences = Fences(),  # noqa: B008  (frozen)
+        affinity: bool = False,
     ) -> None:
-        """`band` is a share of the line (0 <= band < 1), `dwell` seconds that the load stays below it."""
+        """`band`: a share of the line (0 <= band < 1), `dwell`: seconds that the load stays below it."""
         self.frontier = frontier
-        self.band = band
-        self.dwell = dwell
+        self.band, self.dwell = band, dwell
         self.marks = marks
         self.fences = fences
-        # Settled once, since a frontier never changes.
+        # Settled once, since a frontier never changes. On shared GPUs nothing stays (`affinity`).
         self._number = None if frontier.scope == "table" else frontier.threshold
         self._never, self._always = frontier.never, frontier.always
         self._fences = fences if fences != Fences() else None
+        self.affinity = affinity and frontier.scope == "speculative"
 
     def decide(self, snapshot: LoadSnapshot, info: RequestInfo) -> Decision:
         """Choose a backend for one request."""
@@ -164,6 +168,9 @@ class FrontierPolicy:
             memory = PolicyMemory(BASELINE, since, snapshot.now)
         elif side is not memory.side:
             memory = PolicyMemory(side, snapshot.now)
+        prefix = snapshot.prefix if self.affinity and reason in _LINE else None
+        if prefix and stays(prefix, info.prompt_bytes, n, limit, spec.cap, side is BASELINE):
+            side, reason = side.other, Reason.PREFIX
         # A line that says never is not overruled by a mark.
         marks = None if self._never else self.marks
         backend, reason = overruled(snapshot, info, side, reason, marks, self._fences)

@@ -18,7 +18,8 @@ leaving at once in overload, where it can, are one formula. What is left to para
 * the way back waits for `dwell` seconds of a gain above `margin` of what is in flight, since a load
   that dips comes back.
 
-`JoinPolicy`, for a GPU each: the server on which one more request costs less, or adds more.
+`JoinPolicy`, for a GPU each: the server on which one more request costs less, or adds more; the one
+that has the conversation's prefix, where the gain does not pay for prefilling it again (`affinity`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from router.affinity import outweighs
 from router.load import BASELINE, SPECULATIVE, LoadSnapshot, PolicyMemory, Role
 from router.offered import LoadEstimate, estimated, first_estimate
 from router.policy import Decision, Fences, Marks, Reason, overruled
@@ -205,13 +207,20 @@ class JoinPolicy:
         *,
         marks: Marks = Marks(),  # noqa: B008  (frozen)
         fences: Fences = Fences(),  # noqa: B008  (frozen)
+        affinity: bool = False,
     ) -> None:
-        """`by`: the tokens/s that it adds, or the delay that it makes (see `speeds`)."""
+        """`by`: the tokens/s that it adds, or the delay that it makes (see `speeds`); `affinity`:
+        conversations stay with their prefix.
+        """
         self.by = by
         self.marks = marks
         self.fences = fences
-        table = joined_speed if by == "speed" else joined_delay
-        self._values: tuple[Table, Table] = (table(speeds(curves[0])), table(speeds(curves[1])))
+        self.affinity = affinity
+        one, other = speeds(curves[0]), speeds(curves[1])
+        self._delays: tuple[Table, Table] = (joined_delay(one), joined_delay(other))
+        self._values = self._delays
+        if by == "speed":
+            self._values = (joined_speed(one), joined_speed(other))
 
     def decide(self, snapshot: LoadSnapshot, info: RequestInfo) -> Decision:
         """Choose a backend for one request."""
@@ -223,7 +232,18 @@ class JoinPolicy:
         if n > last or m > last:  # beyond the tables the longer queue is longer
             gain = float(m - n)
         side, reason, limit = SPECULATIVE if gain >= 0.0 else BASELINE, Reason.JOIN, None
+        if snapshot.prefix is not None and self.affinity:
+            lost = snapshot.prefix.lost(info.prompt_bytes, speculative=side is SPECULATIVE)
+            if lost > 0 and self._stays(side, n, m, lost):
+                side, reason = side.other, Reason.PREFIX
         if side is SPECULATIVE and spec.cap is not None and n >= spec.cap:
             side, reason, limit = BASELINE, Reason.CAP, float(spec.cap)
         backend, reason = overruled(snapshot, info, side, reason, self.marks, self.fences)
         return Decision(backend, reason, n, m, limit, snapshot.memory, limit, None, gain)
+
+    def _stays(self, side: Role, n: int, m: int, lost: int) -> bool:
+        """Whether `side` is not enough better to prefill there what the other server has."""
+        one, other = self._delays
+        last = len(one) - 1
+        gain = one[min(n, last)] - other[min(m, last)]
+        return outweighs(lost, n, gain) if side is SPECULATIVE else outweighs(lost, m, -gain)

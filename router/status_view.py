@@ -7,6 +7,7 @@ from typing import Literal
 
 from router import __version__
 from router.admin_models import (
+    AffinityItem,
     BackendItem,
     ConnectionsItem,
     FindingItem,
@@ -25,6 +26,7 @@ from router.load import ROLES, LoadSnapshot, Role
 from router.pair_watch import PairState
 from router.policies import policy_name
 from router.policy import FrontierPolicy
+from router.rules import JoinPolicy
 from router.status_advice import advise
 from router.status_calibration import as_requests, calibration_item
 from router.status_path import LoadPath
@@ -57,6 +59,7 @@ def status_body(
         calibration=None
         if relay.calibration is None
         else calibration_item(relay, relay.calibration),
+        affinity=_affinity(relay),
         queue=QueueItem(
             waiting=relay.waiting,
             queue_size=settings.queue_size,
@@ -78,6 +81,19 @@ def status_body(
     )
     status.findings = advise(status)
     return status
+
+
+def _affinity(relay: RelayView) -> AffinityItem | None:
+    known, policy = relay.tracker.prefixes, relay.policy
+    if known is None:
+        return None
+    return AffinityItem(
+        in_force=isinstance(policy, (FrontierPolicy, JoinPolicy)) and policy.affinity,
+        conversations=len(known),
+        size=known.size,
+        kept=known.stayed,
+        lost=known.moved,
+    )
 
 
 def policy_item(relay: RelayView) -> PolicyItem:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from router.access_log import AccessLog
+from router.affinity import Prefixes
 from router.auth import load_keys
 from router.breaker import Breaker
 from router.calibrated import Terms, policy_of, read_terms
@@ -133,7 +134,10 @@ def build_relay(
     terms = loaded[0] if loaded is not None else None
     frontier = _plain_line(settings) if terms is None else terms.frontier
     configured = _line_policy(settings, terms)
-    tracker = LoadTracker(stale_after=settings.telemetry_stale)
+    tracker = LoadTracker(
+        stale_after=settings.telemetry_stale,
+        prefixes=Prefixes() if settings.affinity == "auto" else None,
+    )
     health = PairHealth(
         tracker,
         breaker=lambda: Breaker(

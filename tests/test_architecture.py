@@ -20,6 +20,7 @@ PURE = {
     "router": (
         "acceptance",
         "actions",
+        "affinity",
         "agreement",
         "answer",
         "auth",

@@ -48,8 +48,15 @@ class LoggedTracker(LoadTracker):
         super().__init__()
         self.log: list[str] = []
 
-    def lease(self, role: Role, now: float, memory: PolicyMemory | None = None) -> Lease:
-        super().lease(role, now, memory)
+    def lease(
+        self,
+        role: Role,
+        now: float,
+        memory: PolicyMemory | None = None,
+        conversation: int | None = None,
+        length: int = 0,
+    ) -> Lease:
+        super().lease(role, now, memory, conversation, length)
         self.log.append(f"+{role}")
         return LoggedLease(self, role)
 

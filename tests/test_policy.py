@@ -830,6 +830,12 @@ def by_rule(
 R = Reason
 TOTAL, ALONE, TABLE = "total", "speculative", "table"
 AGREEING = [
+    (say(R.PREFIX, BASE, 7, 2, 8, 8), ALONE),  # near enough below the line
+    (say(R.PREFIX, BASE, 2, 2, 8, 8), ALONE),
+    (say(R.PREFIX, SPEC, 13, 2, 8, 8), ALONE),  # and above it
+    (say(R.PREFIX, SPEC, 5, 0, 6, 8), ALONE),  # below a cap, within the band
+    (by_rule(R.PREFIX, BASE, 0.5, offered=None), TOTAL),
+    (by_rule(R.PREFIX, SPEC, -0.5, offered=None), TOTAL),
     (say(R.BELOW_THRESHOLD, SPEC, 7, 2, 8, 10), TOTAL),
     (say(R.AT_THRESHOLD, BASE, 8, 2, 8, 10), TOTAL),
     (say(R.AT_THRESHOLD, BASE, 0, 99, 0, 10), TOTAL),
@@ -929,6 +935,12 @@ CONTRADICTING = [
     (by_rule(R.JOIN, BASE, 0.1, offered=None), TOTAL),
     (say(R.JOIN, BASE), TOTAL),
     (say(R.FORECAST_UNSURE, BASE), TOTAL),
+    (say(R.PREFIX, BASE, 1, 0, 8, 8), ALONE),  # the speculative server is nearly idle
+    (say(R.PREFIX, BASE, 8, 0, 8, 8), ALONE),  # the line would have sent it there
+    (say(R.PREFIX, SPEC, 14, 0, 8, 8), ALONE),
+    (say(R.PREFIX, SPEC, 6, 0, 6, 8), ALONE),  # the cap is reached
+    (by_rule(R.PREFIX, BASE, -0.5, offered=None), TOTAL),
+    (by_rule(R.PREFIX, SPEC, 0.5, offered=None), TOTAL),
 ]
 
 
