@@ -13,9 +13,9 @@ What is imitated of SGLang's scheduler:
 * an abort takes effect when the step in progress ends;
 * a request occupies prompt + output tokens of the KV cache until it ends.
 
-What is not: chunked prefill (a long prompt is one batch), prefix cache hits, and retraction. A real
-server guesses how long outputs get and retracts requests when it guessed too low; here the output
-length is known, so it is reserved and the cache cannot overflow.
+What is not: chunked prefill (a long prompt is one batch), and retraction: a real server guesses how
+long outputs get and retracts requests when it guessed too low; here the output length is known, so
+it is reserved and the cache cannot overflow. Cached tokens (`engine_prefix`) need their room too.
 """
 
 from __future__ import annotations
@@ -46,9 +46,12 @@ class Kind(enum.Enum):
 class Sequence:
     """One request (or one of its `n` choices) inside the server. Only this module changes it."""
 
-    def __init__(self, key: int, prompt_tokens: int, output_tokens: int, credit: float) -> None:
+    def __init__(
+        self, key: int, prompt_tokens: int, output_tokens: int, credit: float, cached: int = 0
+    ) -> None:
         self.key = key
         self.prompt_tokens = prompt_tokens
+        self.fresh = prompt_tokens - cached  # tokens to prefill
         self.output_tokens = output_tokens
         self.produced = 0
         self.verify_steps = 0
@@ -150,8 +153,8 @@ class ContinuousBatch:
         """Whether there is nothing to do."""
         return not (self._by_key or self._step)
 
-    def submit(self, prompt_tokens: int, output_tokens: int) -> Sequence | None:
-        """Queue a request for this many tokens; None if the queue is full.
+    def submit(self, prompt_tokens: int, output_tokens: int, cached: int = 0) -> Sequence | None:
+        """Queue a request for this many tokens, some of them cached; None if the queue is full.
 
         Free places in the batch count as room: whether requests that arrive together are refused
         must not depend on whether the scheduler looked in between.
@@ -168,7 +171,7 @@ class ContinuousBatch:
             return None
         self._next_key += 1
         credit = self._next_key * GOLDEN_RATIO % 1
-        sequence = Sequence(self._next_key, prompt_tokens, output_tokens, credit)
+        sequence = Sequence(self._next_key, prompt_tokens, output_tokens, credit, cached)
         self._waiting.append(sequence)
         self._by_key[sequence.key] = sequence
         self._total.submitted += 1
@@ -198,7 +201,7 @@ class ContinuousBatch:
             raise RuntimeError("a step is in progress: finish it first")
         admitted = self._admit()
         if admitted:
-            tokens = sum(sequence.prompt_tokens for sequence in admitted)
+            tokens = sum(sequence.fresh for sequence in admitted)
             seconds = self.curve.prefill_s(len(admitted), tokens)
             self._step = Step(Kind.PREFILL, seconds, admitted, tokens)
         elif self._running:
@@ -238,9 +241,9 @@ class ContinuousBatch:
             room = sequence.prompt_tokens + sequence.output_tokens
             if self._kv_reserved + room > self.kv_tokens:
                 break
-            if admitted and sequence.prompt_tokens > budget:
+            if admitted and sequence.fresh > budget:
                 break
-            budget -= sequence.prompt_tokens
+            budget -= sequence.fresh
             self._waiting.popleft()
             self._running[sequence.key] = sequence
             self._kv_reserved += room

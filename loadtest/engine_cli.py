@@ -51,6 +51,13 @@ Model = Annotated[str, typer.Option(help="Name of the served model.")]
 ContextLength = Annotated[int, typer.Option(help="Tokens of prompt and output together.")]
 Seed = Annotated[int, typer.Option(help="What the answers depend on besides the prompts.")]
 SglangVersion = Annotated[Version, typer.Option(help="Whose routes to have.")]
+CacheReport = Annotated[
+    bool,
+    typer.Option(
+        "--prefix-cache",
+        help="Keep prefixes as a radix cache does, and report hits as with --enable-cache-report.",
+    ),
+]
 Metrics = Annotated[bool, typer.Option(help="Serve /metrics.")]
 Die = Annotated[bool, typer.Option(help="Die of a token id that the model does not have.")]
 HealthSeconds = Annotated[float, typer.Option(help="How long /health takes.", min=0)]
@@ -76,6 +83,7 @@ def engine(
     seed: Seed = 0,
     sglang_version: SglangVersion = Version.CAPTURED,
     metrics: Metrics = True,
+    prefix_cache: CacheReport = False,
     die_on_bad_token: Die = True,
     health_seconds: HealthSeconds = 1.0,
     shutdown_poll: ShutdownPoll = 5.0,
@@ -98,6 +106,7 @@ def engine(
             seed=seed,
             version=sglang_version.value,
             metrics=metrics,
+            prefix_cache=prefix_cache,
             die_on_bad_token=die_on_bad_token,
             health_s=health_seconds,
             shutdown_poll_s=shutdown_poll,

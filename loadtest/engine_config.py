@@ -43,6 +43,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     api_key: str | None = None
     version: str = VERSIONS[0]
     metrics: bool = True
+    prefix_cache: bool = False  # keep prefixes, and report hits as with --enable-cache-report
     gpu_lock: Path | None = None  # file through which two servers share one GPU
     die_on_bad_token: bool = True  # a token id outside the vocabulary ends the server
     health_s: float = 1.0  # SGLang sleeps this long in the handler of /health

@@ -89,12 +89,21 @@ class EngineCore:
         return self.batch.counters().finished
 
     def submit(
-        self, prompt_tokens: list[int], output_tokens: list[int], finish: list[str], *, stream: bool
+        self,
+        prompt_tokens: list[int],
+        output_tokens: list[int],
+        finish: list[str],
+        *,
+        stream: bool,
+        cached: int = 0,
     ) -> Generation | None:
-        """Queue one request with these choices; None if the queue is full."""
+        """Queue one request with these choices; None if the queue is full.
+
+        `cached`: tokens of the prompt that every choice is spared.
+        """
         sequences: list[Sequence] = []
         for prompt, output in zip(prompt_tokens, output_tokens, strict=True):
-            sequence = self.batch.submit(prompt, output)
+            sequence = self.batch.submit(prompt, output, cached)
             if sequence is None:
                 for queued in sequences:
                     self.batch.abort(queued.key)
@@ -103,7 +112,7 @@ class EngineCore:
         generation = Generation(
             sequences, finish, stream=stream, speculative=self.config.speculates
         )
-        generation.queued_at = self._clock.now()
+        generation.queued_at, generation.cached = self._clock.now(), cached
         for index, sequence in enumerate(sequences):
             self._owners[sequence.key] = (generation, index)
         self._work.set()

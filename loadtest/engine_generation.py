@@ -27,6 +27,7 @@ class Generation:
         self.stream = stream
         self.speculative = speculative
         self.queued_at = 0.0
+        self.cached = 0  # tokens of the prompt that came from the prefix cache
         self.started_at = 0.0  # when its prefill began
         self.first_token_at = 0.0
         self.finished_at = 0.0

@@ -58,6 +58,7 @@ HELP: Final = {
     "context_len": ("gauge", "Maximum context length."),
     "page_size": ("gauge", "KV cache page size in tokens."),
     "prompt_tokens_total": ("counter", "Number of prefill tokens processed."),
+    "cached_tokens_total": ("counter", "Number of cached prompt tokens."),
     "generation_tokens_total": ("counter", "Number of generation tokens processed."),
     "num_requests_total": ("counter", "Number of requests processed."),
     "spec_verify_calls_total": ("counter", "Number of speculative decoding verification calls."),
@@ -116,6 +117,7 @@ class Recorder:
         self.prompt_tokens = [0, 0]
         self.output_tokens = [0, 0]
         self.verify_calls = 0  # of the same requests, as in the real one: the two are divided
+        self.cached_tokens = 0
         self.refused = 0
 
     def observe(self, wanted: Wanted, generation: Generation, received: float, now: float) -> None:
@@ -131,6 +133,7 @@ class Recorder:
         self.prompt_tokens[stream] += wanted.prompt_tokens
         self.output_tokens[stream] += tokens
         self.verify_calls += generation.verify_steps
+        self.cached_tokens += generation.cached
         self.ttft[stream].observe(first - received)
         self.e2e[stream].observe(end - received)
         gaps = tokens - len(generation.sequences)
@@ -157,6 +160,10 @@ def page(server: SimulatedServer) -> bytes:
     ):
         lines += _head(name)
         lines += [_sample(name, labels, n) for labels, n in zip(streams, pair, strict=True)]
+    if recorder.cached_tokens:  # not there before the first hit, as in the real one
+        source = f'cache_source="device",{label}'
+        lines += _head("cached_tokens_total")
+        lines.append(_sample("cached_tokens_total", source, recorder.cached_tokens))
     counters = {"num_aborted_requests_total": total.aborted}
     if server.config.speculates:
         counters["spec_verify_calls_total"] = recorder.verify_calls

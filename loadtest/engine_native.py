@@ -102,8 +102,8 @@ def one(
         "queue_time": generation.started_at - generation.queued_at,
         "reasoning_tokens": 0,
         "completion_tokens": produced,
-        "cached_tokens": 0,
-        "cached_tokens_details": {"device": 0, "host": 0},
+        "cached_tokens": generation.cached,
+        "cached_tokens_details": {"device": generation.cached, "host": 0},
         "dp_rank": None,
         "e2e_latency": end - generation.queued_at,
     }

@@ -131,7 +131,7 @@ class ChatStream:
         return self._deltas[index] + b',"tool_calls":[' + encode(call) + b"]}"
 
     def _usage(self) -> bytes:
-        return encode(usage(self._wanted.prompt_tokens, self._produced))
+        return encode(usage(self._wanted.prompt_tokens, self._produced, self._generation.cached))
 
 
 _OPEN = b'},"logprobs":null,"finish_reason":null,"matched_stop":null}]'
@@ -191,8 +191,9 @@ class CompletionStream:
         return [*chunks, DONE]
 
     def _usage(self) -> bytes:
-        counts = usage(self._wanted.prompt_tokens, self._produced)
-        del counts["prompt_tokens_details"]
+        counts = usage(self._wanted.prompt_tokens, self._produced, self._generation.cached)
+        if counts["prompt_tokens_details"] is None:
+            del counts["prompt_tokens_details"]
         return encode(counts)
 
 
@@ -264,7 +265,7 @@ def _whole(
         "created": int(created),
         "model": wanted.model,
         "choices": choices,
-        "usage": usage(wanted.prompt_tokens, generation.produced),
+        "usage": usage(wanted.prompt_tokens, generation.produced, generation.cached),
         "metadata": METADATA,
     }
     if speculated(wanted, generation):

@@ -20,6 +20,7 @@ from loadtest.engine_errors import Refusal, bad_request, queue_full, queue_full_
 from loadtest.engine_generation import Generation
 from loadtest.engine_http import DONE, SSE, Exchange
 from loadtest.engine_metrics import Recorder
+from loadtest.engine_prefix import PrefixCache, prompt_words, with_answer
 from loadtest.engine_request import Wanted
 from loadtest.engine_wire import Renderer, new_id
 
@@ -62,6 +63,7 @@ class SimulatedServer:
         self.requests: Counter[tuple[str, str]] = Counter()  # by path and method
         self.responses: Counter[tuple[str, str, int]] = Counter()
         self.recorder = Recorder()
+        self.prefixes = PrefixCache(config.max_total_tokens)
         self.port = 0  # set as soon as it listens
         self.crash: Callable[[], None] = lambda: None
         self.tasks: set[asyncio.Future[None]] = set()  # to be cancelled at the end
@@ -124,11 +126,13 @@ class SimulatedServer:
     async def _serve(
         self, exchange: Exchange, wanted: Wanted, dialect: Dialect, rid: str, received: float
     ) -> None:
+        words = prompt_words(exchange.body) if self.config.prefix_cache else None
         generation = self.core.submit(
             [choice.prompt_tokens for choice in wanted.choices],
             [choice.output_tokens for choice in wanted.choices],
             [choice.finish for choice in wanted.choices],
             stream=wanted.stream,
+            cached=0 if words is None else self.prefixes.hit(words),
         )
         if generation is None:
             await self._refuse(exchange, wanted, dialect)
@@ -148,6 +152,10 @@ class SimulatedServer:
             else:
                 await exchange.reply(200, dialect.body(wanted, generation, rid, created))
         exchange.abort = None
+        if words is not None and not generation.closed:
+            answer = wanted.choices[0].answer.text(0, generation.sequences[0].produced)
+            chat = "messages" in exchange.path or "chat" in exchange.path
+            self.prefixes.keep(with_answer(words, answer, chat=chat))
         self.recorder.observe(wanted, generation, received, self.clock.now())
 
     async def _stream(self, exchange: Exchange, generation: Generation, renderer: Renderer) -> None:

@@ -86,6 +86,7 @@ async def metrics(server: SimulatedServer, exchange: Exchange) -> None:
 async def flush_cache(server: SimulatedServer, exchange: Exchange) -> None:
     """`/flush_cache`: refused while there is work."""
     if server.core.batch.idle:
+        server.prefixes.flush()
         await exchange.reply(200, CACHE_FLUSHED, None)
     else:
         await exchange.reply(400, CACHE_FLUSHED.replace(b"Cache flushed.", b"Flush failed."), None)
@@ -132,6 +133,7 @@ def info(server: SimulatedServer) -> dict[str, Any]:
         "max_total_tokens": config.max_total_tokens,
         "api_key": config.api_key,
         "enable_metrics": config.metrics,
+        "enable_cache_report": config.prefix_cache,
         "load_snapshot_publish_interval": config.publish_steps,
         "decode_log_interval": config.metrics_steps,
         "random_seed": config.seed,

@@ -45,13 +45,13 @@ def quoted(text: str) -> bytes:
     return encode(text)[1:-1]
 
 
-def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
-    """Token counts as chat and answers in one piece have them."""
+def usage(prompt_tokens: int, completion_tokens: int, cached: int = 0) -> dict[str, Any]:
+    """Token counts as chat and answers in one piece have them. As in SGLang, no hit has no details."""
     return {
         "prompt_tokens": prompt_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "completion_tokens": completion_tokens,
-        "prompt_tokens_details": None,
+        "prompt_tokens_details": {"cached_tokens": cached} if cached else None,
         "reasoning_tokens": 0,
     }
 
