@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,7 @@ from loadtest.children import ChildError, Children
 from loadtest.client import ChatClient, chat_body
 from loadtest.closed_loop import ClosedRun
 from loadtest.demo_report import Finished, check_all, invite, report
+from loadtest.demo_speed import Speed, judge, summed, virtual
 from loadtest.demo_stage import MODEL, Operator, Stage, set_up
 from loadtest.demo_view import Board, introduce, make_console, show_stage
 from loadtest.record import RequestRecord, write_records
@@ -146,10 +148,11 @@ async def _measure(
             checks = check_all(runs, await operator.counts_at_rest())
     finally:
         ending.cancel = None
+    speed = speed_of(load, runs)
     if options.records is not None:
         write_records(options.records, (record for run in runs for record in run.records))
-    report(console, load, runs, checks)
-    return _conclude(console, checks)
+    report(console, load, runs, checks, speed)
+    return _conclude(console, checks, speed)
 
 
 async def _warm_up(operator: Operator, client: ChatClient) -> None:
@@ -163,8 +166,20 @@ async def _warm_up(operator: Operator, client: ChatClient) -> None:
 
 def body_of(number: int) -> bytes:
     """The same request each time for the same number, so that all runs serve the same ones."""
-    tokens = random.Random(SEED * 1_000_003 + number).randint(*TOKENS)
-    return chat_body(MODEL, f"Question {number}: when is guessing ahead worth it?", tokens)
+    question = f"Question {number}: when is guessing ahead worth it?"
+    return chat_body(MODEL, question, tokens_of(number))
+
+
+def tokens_of(number: int) -> int:
+    """Output tokens of that request."""
+    return random.Random(SEED * 1_000_003 + number).randint(*TOKENS)
+
+
+def speed_of(load: Ramp, runs: Sequence[Finished]) -> Speed:
+    """The verdict on speed: the runs against each other, and the machine against virtual time."""
+    measured = {run.only: summed(run.records, load) for run in runs}
+    known = {role: virtual(load, map(tokens_of, itertools.count()), role) for role in Role}
+    return judge(load, measured, known)
 
 
 class Driver:
@@ -232,10 +247,12 @@ def _shown(console: Console, board: Board, *, live: bool) -> Iterator[Callable[[
         yield lambda: screen.update(board.panel(), refresh=True)
 
 
-def _conclude(console: Console, checks: list[Check]) -> bool:
-    failed = [check.text for check in checks if not check.ok]
+def _conclude(console: Console, checks: list[Check], speed: Speed) -> bool:
+    judged = [*(check.ok for check in checks), *([] if speed.ok is None else [speed.ok])]
+    failed = judged.count(False)
     if failed:
-        console.print(f"[bold red]FAILED[/]: {len(failed)} of {len(checks)} checks")
+        console.print(f"[bold red]FAILED[/]: {failed} of {len(judged)} checks")
     else:
-        console.print(f"[bold green]PASSED[/]: all {len(checks)} checks")
+        rest = "; speed was not judged" if speed.ok is None else ""
+        console.print(f"[bold green]PASSED[/]: all {len(judged)} checks{rest}")
     return not failed

@@ -25,8 +25,10 @@ def demo(
 ) -> None:
     """Show the router at work between two simulated servers, and whether it was worth it.
 
-    Exit code 0: no error, no leaked count, both servers used, and every decision's reason agrees
-    with its numbers. Otherwise 1, with what failed. Speed is shown and does not decide.
+    Exit code 0: no error, no leaked count, both servers used, every decision's reason agrees with
+    its numbers, and the pair is as fast as the better server alone. Otherwise 1, with what failed. A
+    machine that is too slow to tell is told by its single servers: speed is then not judged, it says
+    why, and the other checks decide.
     """
     from loadtest.demo import Options, run_demo
 

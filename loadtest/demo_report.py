@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from loadtest.arrivals import Closed
+from loadtest.demo_speed import Speed
 from loadtest.demo_stage import LINE, MODEL, Stage
 from loadtest.demo_view import COLOUR
 from loadtest.record import RequestRecord
@@ -34,6 +35,11 @@ CAPTION: Final = """\
 ms per token: a request's whole time by its output tokens; each level counts alike.
 out of reach: the better server at every level, were switching free."""
 SHOWN_FAULTS: Final = 3
+_MARKS: Final = {
+    True: Text("✓ ", "green"),
+    False: Text("✗ ", "bold red"),
+    None: Text("- ", "dim"),
+}
 BAR: Final = 12
 # What each reason means with this line; the router's documentation says the same in general.
 MEANING: Final = {
@@ -109,7 +115,9 @@ def check_all(runs: list[Finished], counts: dict[str, int]) -> list[Check]:
     ]
 
 
-def report(console: Console, load: Closed, runs: list[Finished], checks: list[Check]) -> None:
+def report(
+    console: Console, load: Closed, runs: list[Finished], checks: list[Check], speed: Speed
+) -> None:
     """Print the verdict."""
     console.print()
     console.rule("[b]Verdict[/b]", align="left")
@@ -125,13 +133,15 @@ def report(console: Console, load: Closed, runs: list[Finished], checks: list[Ch
     for check in checks:
         console.print(Text("✓ ", "green") if check.ok else Text("✗ ", "bold red"), end="")
         console.print(check.text, markup=False)
+    console.print(_MARKS[speed.ok], end="")
+    console.print(f"speed: {speed.text}" if speed.ok is not None else f"speed {speed.text}")
     console.print()
     alone = {role: totals[role] for role in Role}
     sentence = speed_sentence(totals[None], alone, overlap_seconds(pair.records), load.seconds)
     console.print(f"[b]Speed.[/b] {sentence}")
     console.print(
-        "[dim]Speed does not decide the exit code. These are planted curves on a simulated GPU:"
-        " they show how the router works, not what your servers gain.[/]"
+        "[dim]These are planted curves on a simulated GPU: they show how the router works, not what"
+        " your servers gain.[/]"
     )
     console.print()
 

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from loadtest.arrivals import Ramp
 from loadtest.demo_report import Finished, check_all, report
+from loadtest.demo_speed import Speed
 from loadtest.record import RequestRecord
 from loadtest.verdict import (
     Decided,
@@ -305,9 +306,10 @@ def test_the_report_of_a_bad_run() -> None:
     console = Console(file=StringIO(), width=100)
     runs = [finished(None, error="cut", backend=None, reason=None), *GOOD[1:]]
     checks = check_all(runs, AT_REST)
-    report(console, LOAD, runs, checks)
+    report(console, LOAD, runs, checks, Speed(ok=None, text="not judged: no time"))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "✗ 4 requests, 1 errors: None-0: cut" in text
     assert "✓ no count leaked" in text
+    assert "\n- speed not judged: no time\n" in text
     assert re.search(r"\nnone +None +1 *\n", text)
     assert re.search(r"\n +2 +0 +0 +0 +- +- +- +- *\n", text)
