@@ -8,7 +8,8 @@ simulator with the router's own policies. What is compared:
     control   the same hardware used otherwise: with a GPU each, two equal servers behind least
               in-flight; with one GPU the single servers are the control
     plain     policies without a curve: round robin, least in-flight, a threshold as it is
-    rule      what the router decides with: the threshold with band and dwell, and the rules
+    rule      what the router decides with: the threshold with band and dwell, and the rules; with
+              conversations on a GPU each, also with affinity, which is how the router runs by default
 
 Milliseconds per token are a request's whole time by its output tokens, first token included; a load
 is judged on the requests that start after its first `judged_after` seconds.
@@ -77,6 +78,7 @@ class Arrangement(NamedTuple):
     kind: Kind
     pair: PairModel
     policy: Policy
+    remembers: bool = False  # where conversations are
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -91,6 +93,8 @@ class Outcome(msgspec.Struct, frozen=True):
     speculative_share: float  # of the requests
     switches: int  # times that a request went elsewhere than the one before it
     requests: int
+    ttft_ms: float | None = None  # mean
+    cached: float | None = None  # share of all prompt tokens that a prefix cache held
 
 
 def judge(run: Run, arrangement: Arrangement, load: Playable) -> Outcome:
@@ -111,6 +115,8 @@ def judge(run: Run, arrangement: Arrangement, load: Playable) -> Outcome:
         speculative_share=backends.count(Role.SPECULATIVE) / len(backends),
         switches=sum(a is not b for a, b in itertools.pairwise(backends)),
         requests=len(judged),
+        ttft_ms=math.fsum(run.first[i] - run.started[i] for i in judged) / len(judged) * 1e3,
+        cached=1.0 - run.prefilled / sum(run.prompt),
     )
 
 
@@ -119,7 +125,11 @@ def play(
 ) -> Outcome:
     """Run one arrangement under one load."""
     simulation = Simulation(
-        arrangement.pair, arrangement.policy, seed=seed, telemetry_s=TELEMETRY_S
+        arrangement.pair,
+        arrangement.policy,
+        seed=seed,
+        telemetry_s=TELEMETRY_S,
+        remembers=arrangement.remembers,
     )
     return judge(simulation.play(load.calls(rows)), arrangement, load)
 
@@ -179,7 +189,7 @@ def singles(pair: Pair) -> list[Arrangement]:
         for role in (Role.BASELINE, Role.SPECULATIVE)
     ]
     if pair.adaptive is not None:
-        model = _model(pair.adaptive, pair.baseline, Contention())
+        model = _model(pair.adaptive, pair.baseline, Contention(), pair.cache_tokens)
         policy = make_policy(Role.SPECULATIVE.value)
         found.append(Arrangement("adaptive only", "single", model, policy))
     return found
@@ -194,7 +204,10 @@ def controls(pair: Pair) -> list[Arrangement]:
         kinds.append(("two adaptive", pair.adaptive))
     return [
         Arrangement(
-            name, "control", _model(curve, curve, Contention()), make_policy("least-in-flight")
+            name,
+            "control",
+            _model(curve, curve, Contention(), pair.cache_tokens),
+            make_policy("least-in-flight"),
         )
         for name, curve in kinds
     ]
@@ -229,9 +242,24 @@ def rules(pair: Pair) -> list[Arrangement]:
     return [Arrangement(name, "rule", pair.model, policy) for name, policy in found]
 
 
+def staying(pair: Pair) -> list[Arrangement]:
+    """The rules that keep conversations where their prefix is; none where nothing is cached."""
+    if pair.gpus == 1 or not pair.cache_tokens:
+        return []
+    found = [("threshold", make_policy("frontier", frontier=_line(pair), affinity=True))]
+    found += [
+        (name, make_policy(name, curves=pair.levels, affinity=True))
+        for name in ("join-speed", "join-delay")
+    ]
+    return [
+        Arrangement(f"{name}, affinity", "rule", pair.model, policy, remembers=True)
+        for name, policy in found
+    ]
+
+
 def arrangements(pair: Pair) -> list[Arrangement]:
     """Everything that is compared."""
-    return [*singles(pair), *controls(pair), *plain(pair), *rules(pair)]
+    return [*singles(pair), *controls(pair), *plain(pair), *rules(pair), *staying(pair)]
 
 
 def advice(outcomes: Sequence[Outcome], gpus: Gpus) -> str:

@@ -10,7 +10,9 @@ import typer
 
 BAD_INPUT = 2
 # Options of the one kind of comparison that the other has no use for.
-ONLY_SIMULATED: Final = ("curves", "calibration", "arm", "shape", "low", "judged_after", "gpus")
+ONLY_SIMULATED: Final = (
+    *("curves", "calibration", "arm", "shape", "low", "judged_after", "gpus", "turns"),
+)
 ONLY_LIVE: Final = (
     *("url", "admin_url", "loads", "rate", "prompts", "input_tokens", "output_tokens", "model"),
 )
@@ -67,6 +69,15 @@ JudgedAfter = Annotated[
 Gpus = Annotated[
     GpusOption | None, typer.Option(help="One GPU for both servers (default), or two.")
 ]
+Turns = Annotated[
+    float | None,
+    typer.Option(
+        help="Make conversations of the arrivals, of so many turns in the mean; each server has a"
+        " prefix cache, and requests pay for their own prompts (--arm, --curves).",
+        min=1.0,
+        max=100.0,
+    ),
+]
 Plot = Annotated[
     Path | None,
     typer.Option(help="Draw a picture over load into this PNG (live: default OUT/compare.png)."),
@@ -111,6 +122,7 @@ def compare(
     seconds: Seconds = None,
     judged_after: JudgedAfter = None,
     gpus: Gpus = None,
+    turns: Turns = None,
     plot: Plot = None,
     url: Url = None,
     admin_url: AdminUrl = None,
@@ -166,6 +178,7 @@ def _simulated(asked: dict[str, Any]) -> None:
         judged_after=asked["judged_after"],
         gpus=2 if asked["gpus"] is GpusOption.TWO else 1,
         plot=asked["plot"],
+        turns=asked["turns"],
     )
     try:
         run_compare(given)

@@ -43,23 +43,27 @@ def agg_figure(size: tuple[float, float]) -> Any:
 
 
 def show(console: Console, outcomes: Sequence[Outcome], title: str) -> None:
-    """Print one load's outcomes, the fastest of them in bold."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("arrangement")
-    table.add_column("kind")
-    for name in ("ms/token", "p95", "tok/s", "speculative", "switches", "requests"):
+    """Print one load's outcomes by kind, the fastest of them in bold."""
+    table = Table(title=title, title_justify="left", padding=(0, 0))
+    table.add_column("arrangement", no_wrap=True)
+    names = ["ms/\ntoken", "p95", "first\ntoken", "tok/s", "specu-\nlative", "switches", "requests"]
+    caches = any((outcome.cached or 0.0) > 0.0 for outcome in outcomes)
+    for name in (*names, "cached") if caches else names:
         table.add_column(name, justify="right")
     best = min(outcome.ms_per_token for outcome in outcomes)
-    for outcome in outcomes:
+    for at, outcome in enumerate(outcomes):
+        if at and outcome.kind != outcomes[at - 1].kind:
+            table.add_section()
         table.add_row(
             outcome.name,
-            outcome.kind,
             f"{outcome.ms_per_token:.2f}",
             f"{outcome.p95_ms_per_token:.2f}",
+            "" if outcome.ttft_ms is None else f"{outcome.ttft_ms:.0f} ms",
             f"{outcome.tok_s:.0f}",
             f"{outcome.speculative_share:.0%}",
             str(outcome.switches),
             str(outcome.requests),
+            *([f"{outcome.cached or 0.0:.0%}"] if caches else []),
             style="bold" if outcome.ms_per_token == best else "",
         )
     console.print(table)

@@ -19,6 +19,7 @@ from loadtest.arms import (
 from loadtest.compare import Gpus, Load, Outcome, Pair, advice, arrangements, play
 from loadtest.compare_report import PlotError, draw, show
 from loadtest.curve_files import read_curve
+from loadtest.own_prompts import Talks, for_prompts, own_prompts_pair
 from loadtest.ruled import levels_of, overlaps_of
 from loadtest.service import CurveError, ServiceCurve
 from loadtest.simulator_contention import H200, Contention
@@ -49,14 +50,15 @@ class Given(NamedTuple):
     judged_after: float | None
     gpus: Gpus
     plot: Path | None
+    turns: float | None = None  # of a conversation, in the mean; None: every request is on its own
 
 
 def run_compare(given: Given, console: Console | None = None) -> list[Outcome]:
     """Play, print, and draw if asked to. Raises InputError."""
     console = console or Console()
     try:
-        pair = read_pair(given)
         rows = shipped_trace() if given.trace is None else read_trace_file(given.trace)
+        pair = read_pair(given, rows)
         load = make_load(given)
         outcomes = [
             play(each, load, rows)
@@ -73,8 +75,18 @@ def run_compare(given: Given, console: Console | None = None) -> list[Outcome]:
     return outcomes
 
 
-def make_load(given: Given) -> Load:
+def make_load(given: Given) -> Load | Talks:
     """The load that the command line asks for."""
+    load = _requests(given)
+    return load if given.turns is None else _talks(load, given.turns)
+
+
+def _talks(load: Load, turns: float) -> Talks:
+    name = f"{load.name}, conversations of {turns:g} turns"
+    return Talks(name, load.scale, load.seconds, load.judged_after, turns=turns)
+
+
+def _requests(given: Given) -> Load:
     after = given.judged_after
     if after is None:
         after = min(60.0, given.seconds / 4.0) if given.shape == "steady" else 0.0
@@ -94,7 +106,9 @@ def make_load(given: Given) -> Load:
 def over_load(given: Given, pair: Pair, rows: Sequence[Row], path: Path, console: Console) -> None:
     """Draw every arrangement at shares of the scale."""
     scales = [share * given.scale for share in PLOTTED]
-    loads = [Load(f"x{scale:g}", scale, PLOTTED_S, PLOTTED_S / 4.0) for scale in scales]
+    alone = [Load(f"x{scale:g}", scale, PLOTTED_S, PLOTTED_S / 4.0) for scale in scales]
+    turns = given.turns
+    loads = alone if turns is None else [_talks(load, turns) for load in alone]
     found = {
         each.name: [play(each, load, rows) for load in loads]
         for each in track(arrangements(pair), "Over load", console=console, transient=True)
@@ -103,13 +117,22 @@ def over_load(given: Given, pair: Pair, rows: Sequence[Row], path: Path, console
     console.print(f"The picture over load is in {path}.")
 
 
-def read_pair(given: Given) -> Pair:
+def read_pair(given: Given, rows: Sequence[Row]) -> Pair:
     """Both servers. Raises InputError unless there is exactly one source of them."""
     sources = [source for source in (given.curves, given.calibration, given.arm) if source]
     if len(sources) != 1:
         raise InputError(
             "name the servers by one of --curves base=FILE,spec=FILE, --calibration FILE, --arm NAME"
         )
+    if given.turns is not None and given.calibration is not None:
+        raise InputError(
+            "--turns needs prefill apart from the step times, and a calibration has them in one: "
+            "name the servers by --arm or --curves"
+        )
+    if given.turns is not None and given.arm is not None:
+        arm_curves(given.arm)  # raises CurveError for an unknown one
+        pair = own_prompts_pair(given.arm, rows, gpus=given.gpus)
+        return for_prompts(pair, rows, given.turns)
     if given.arm is not None:
         speculative, baseline = arm_curves(given.arm)
         return Pair(
@@ -125,13 +148,14 @@ def read_pair(given: Given) -> Pair:
     if not {"base", "spec"} <= set(files) <= {"base", "spec", "adaptive"}:
         raise InputError("--curves names base=FILE,spec=FILE and may name adaptive=FILE")
     read: dict[str, ServiceCurve] = {name: read_curve(Path(path)) for name, path in files.items()}
-    return Pair(
+    pair = Pair(
         speculative=read["spec"],
         baseline=read["base"],
         contention=_kept(read["spec"], read["base"]),
         gpus=given.gpus,
         adaptive=read.get("adaptive"),
     )
+    return pair if given.turns is None else for_prompts(pair, rows, given.turns)
 
 
 def _kept(speculative: ServiceCurve, baseline: ServiceCurve) -> Contention:
@@ -157,7 +181,7 @@ def _calibrated(path: Path, gpus: Gpus) -> Pair:
     )
 
 
-def _title(pair: Pair, load: Load, given: Given) -> str:
+def _title(pair: Pair, load: Load | Talks, given: Given) -> str:
     kept = "separate GPUs"
     if given.gpus == 1:
         points = pair.contention.points

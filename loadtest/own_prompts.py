@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
+import msgspec
+
 from loadtest.arms import ARMS, raw_sweep
-from loadtest.compare import Pair
+from loadtest.compare import Gpus, Pair
 from loadtest.service import from_sweep
 from loadtest.simulator_contention import H200
 from loadtest.simulator_load import Call, Row, conversation_calls, trace_calls
@@ -32,22 +34,29 @@ ADDED: Final = 0.15
 
 
 class Talks(NamedTuple):
-    """Conversations, opened as the trace says, `TURNS` times as rarely."""
+    """Conversations, opened as the trace says, `turns` times as rarely.
+
+    The Azure traces do not say which requests go on with which: here the number of turns is drawn
+    (geometric), and so is how long the user thinks between two (exponential, `THINK_S` in the mean).
+    """
 
     name: str
-    scale: float
+    scale: float | Callable[[float], float]
     seconds: float
     judged_after: float = 60.0
     seed: int = 0
+    turns: float = TURNS
 
     def calls(self, rows: Sequence[Row]) -> Iterator[Call]:
         """Their first turns; each carries those after it."""
-        opened = trace_calls(rows, self.scale / TURNS, self.seconds)
+        scale, turns = self.scale, self.turns
+        rarely = (lambda now: scale(now) / turns) if callable(scale) else scale / turns
+        opened = trace_calls(rows, rarely, self.seconds)
         chance = random.Random(self.seed)
-        return conversation_calls(opened, chance, turns=TURNS, think_s=THINK_S, share=ADDED)
+        return conversation_calls(opened, chance, turns=turns, think_s=THINK_S, share=ADDED)
 
 
-def own_prompts_pair(arm: str, rows: Sequence[Row], *, talks: bool = False) -> Pair:
+def own_prompts_pair(arm: str, rows: Sequence[Row], *, talks: bool = False, gpus: Gpus = 1) -> Pair:
     """An arm for requests like those of this trace; with prefix caches for conversations.
 
     A rule is told of a sweep with prompts as long as what no cache holds of them: all, or, of a
@@ -57,15 +66,18 @@ def own_prompts_pair(arm: str, rows: Sequence[Row], *, talks: bool = False) -> P
     speculative = from_sweep(raw_sweep(found.file))
     if found.acceptance is not None:
         speculative = speculative.accepting(found.acceptance)
-    fresh = (1.0 + (TURNS - 1.0) * ADDED) / TURNS
-    return Pair(
-        speculative=speculative,
-        baseline=from_sweep(raw_sweep()),
-        contention=H200,
-        gpus=1,
-        prompt_tokens=round(
-            statistics.fmean(row.prompt for row in rows) * (fresh if talks else 1.0)
-        ),
-        cache_tokens=CACHE_TOKENS if talks else 0.0,
+    pair = Pair(
+        speculative=speculative, baseline=from_sweep(raw_sweep()), contention=H200, gpus=gpus
+    )
+    return for_prompts(pair, rows, TURNS if talks else None)
+
+
+def for_prompts(pair: Pair, rows: Sequence[Row], turns: float | None) -> Pair:
+    """The pair as its rules know it for this trace, in conversations of so many turns if any."""
+    fresh = 1.0 if turns is None else (1.0 + (turns - 1.0) * ADDED) / turns
+    return msgspec.structs.replace(
+        pair,
+        prompt_tokens=round(statistics.fmean(row.prompt for row in rows) * fresh),
+        cache_tokens=0.0 if turns is None else CACHE_TOKENS,
         output_tokens=round(statistics.fmean(row.output for row in rows)),
     )

@@ -8,6 +8,7 @@ it was made with, so that an interrupted run goes on where it was and a change s
 from __future__ import annotations
 
 import hashlib
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import resources
@@ -18,6 +19,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import track
 
+from loadtest.affinity_tried import KeepingPolicy
 from loadtest.arms import ARMS, arm_curves, shipped_trace
 from loadtest.clairvoyant import best_schedule
 from loadtest.compare import (
@@ -31,29 +33,32 @@ from loadtest.compare import (
     play,
     rules,
     singles,
+    staying,
 )
 from loadtest.own_prompts import Talks, own_prompts_pair
 from loadtest.policy_table_text import table_text
 from loadtest.rules_tried import OfferedLoadPolicy, RegretPolicy
 from loadtest.simulator_contention import H200, SEPARATE
 from loadtest.simulator_load import Row, day, steps
+from router.policies import make_policy
 from router.rules import read_parameters
 
 SCALES: Final = (1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 5.5, 6.0, 6.5, 7.0, 7.5)
 TWO_SCALES: Final = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.5, 9.0)
 OWN_SCALES: Final = (1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)
 TALK_SCALES: Final = (1.0, 2.0, 3.0, 4.0, 5.0)
+STAY_SCALES: Final = (2.0, 3.0, 4.0, 6.0)
 STEADY_S: Final = 300.0
 CACHE: Final = Path("runs/policy-table.jsonl")
 # What a cell depends on.
 MADE_OF: Final = {
     "loadtest": (
-        "arms.py", "clairvoyant.py", "compare.py", "own_prompts.py", "rules_tried.py", "service.py",
+        "affinity_tried.py", "arms.py", "clairvoyant.py", "compare.py", "own_prompts.py", "rules_tried.py", "service.py",
         "simulator.py", "simulator_contention.py", "simulator_load.py", "simulator_server.py",
         "policy_table.py",
     ),
     "router": (
-        "frontier.py", "load.py", "offered.py", "policies.py", "policy.py", "rules.py", "speeds.py",
+        "affinity.py", "frontier.py", "load.py", "offered.py", "policies.py", "policy.py", "rules.py", "speeds.py",
     ),
 }  # fmt: skip
 
@@ -62,7 +67,7 @@ class Cell(msgspec.Struct, frozen=True):
     """One line of the cache."""
 
     digest: str
-    part: str  # one, two, own, talk
+    part: str  # one, two, own, talk, stay, shared
     arm: str
     outcome: Outcome
 
@@ -136,6 +141,46 @@ def jobs(rows: Sequence[Row]) -> Iterator[Job]:
             talks = Talks(f"{scale:g}", scale, STEADY_S)
             for each in found:
                 yield "talk", arm, talks.name, each.name, _playing(each, talks, rows)
+
+    yield from _staying_jobs(rows)
+
+
+def _staying_jobs(rows: Sequence[Row]) -> Iterator[Job]:
+    """Conversations that stay with their prefix: where it helps, and where it does not."""
+    for arm in ARMS:
+        pair = own_prompts_pair(arm, rows, talks=True, gpus=2)
+        known = rules(pair)
+        found = [*singles(pair), *controls(pair), known[0], *known[-2:], *staying(pair)]
+        for scale in STAY_SCALES:
+            talks = Talks(f"{scale:g}", scale, STEADY_S)
+            for each in found:
+                yield "stay", arm, talks.name, each.name, _playing(each, talks, rows)
+    for arm in ARMS:
+        pair = own_prompts_pair(arm, rows, talks=True)
+        found = [*singles(pair), rules(pair)[2], *shared_tried(pair)]
+        for talks in changing_talks():
+            for each in found:
+                yield "shared", arm, talks.name, each.name, _playing(each, talks, rows)
+
+
+def changing_talks() -> list[Talks]:
+    """Conversations near the crossover, and of a load that changes."""
+    return [
+        Talks("3", 3.0, STEADY_S),
+        Talks("4", 4.0, STEADY_S),
+        Talks("steps", steps((1.0, 4.0), 120.0), 720.0, 0.0),
+        Talks("day", day(1.0, 4.5, 600.0), 600.0, 0.0),
+    ]
+
+
+def shared_tried(pair: Pair) -> list[Arrangement]:
+    """What keeping conversations on a shared GPU would come to."""
+    found = []
+    for seconds, name in ((3.0, "kept 3 s"), (math.inf, "kept always")):
+        inner = make_policy("forecast", curves=pair.levels, parameters=pair.parameters)
+        policy = KeepingPolicy(inner, seconds=seconds)
+        found.append(Arrangement(f"forecast, {name}", "rule", pair.model, policy, remembers=True))
+    return found
 
 
 def _playing(each: Arrangement, load: Playable, rows: Sequence[Row]) -> Callable[[], Outcome]:

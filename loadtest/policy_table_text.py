@@ -13,6 +13,7 @@ from loadtest.compare import Outcome
 
 Cells = Mapping[tuple[str, str, str, str], Outcome]  # part, arm, load, arrangement
 SPECULATIVE, BASELINE = "speculative only", "baseline only"
+FIRST = "Mean ms per token / mean ms to the first token."
 
 
 def table_text(cells: Cells) -> str:
@@ -28,6 +29,12 @@ def table_text(cells: Cells) -> str:
     for arm in _arms(cells, "talk"):
         parts += ["", f"### One GPU, {arm}, conversations with prefix caches", ""]
         parts += _one(cells, "talk", arm, "forecast")
+    if _arms(cells, "stay"):
+        parts += ["", "### Two GPUs, conversations: with and without affinity", "", FIRST, ""]
+        parts += _kept(cells, "stay", ("threshold", "join-speed", "join-delay"), ", affinity")
+    if _arms(cells, "shared"):
+        parts += ["", "### One GPU, conversations: what staying would cost", "", FIRST, ""]
+        parts += _shared(cells)
     return "\n".join(parts)
 
 
@@ -118,6 +125,37 @@ def _two(cells: Cells) -> list[str]:
             ratio = " | ".join(f"{row[name] / best:.2f}" for name in names)
             lines.append(f"| {arm} | {load} | {best:.1f} | {ratio} |")
     return lines
+
+
+def _kept(cells: Cells, part: str, rules: tuple[str, ...], suffix: str) -> list[str]:
+    """Each rule as it is and with affinity, beside two speculative servers."""
+    lines = [
+        f"| arm | load | two speculative | {' | '.join(f'{name} | with' for name in rules)} |",
+        "|---" * (3 + 2 * len(rules)) + "|",
+    ]
+    for arm in _arms(cells, part):
+        for load in _loads(cells, part, arm):
+            found = [cells[part, arm, load, "two speculative"]]
+            for name in rules:
+                found += [cells[part, arm, load, name], cells[part, arm, load, name + suffix]]
+            lines.append(f"| {arm} | {load} | {' | '.join(_with_first(each) for each in found)} |")
+    return lines
+
+
+def _shared(cells: Cells) -> list[str]:
+    names = [name for name in _names(cells, "shared") if name.startswith("forecast")]
+    lines = [f"| arm | load | better server | {' | '.join(names)} |", "|---" * 6 + "|"]
+    for arm in _arms(cells, "shared"):
+        for load in _loads(cells, "shared", arm):
+            found = [better(cells, "shared", arm, load)]
+            found += [cells["shared", arm, load, name] for name in names]
+            lines.append(f"| {arm} | {load} | {' | '.join(_with_first(each) for each in found)} |")
+    return lines
+
+
+def _with_first(outcome: Outcome) -> str:
+    first = 0.0 if outcome.ttft_ms is None else outcome.ttft_ms
+    return f"{outcome.ms_per_token:.2f} / {first:.0f}"
 
 
 def _pair(outcome: Outcome) -> str:

@@ -14,7 +14,6 @@ import heapq
 import math
 import random
 from collections.abc import Iterable, Iterator
-from typing import Final
 
 import msgspec
 
@@ -23,12 +22,10 @@ from loadtest.service import ServiceCurve
 from loadtest.simulator_contention import Contention
 from loadtest.simulator_load import Acceptance, Call, Size
 from loadtest.simulator_server import NEVER, Job, SimulatedServer
+from router.affinity import BYTES_PER_TOKEN, Prefixes
 from router.load import ROLES, Lease, LoadTracker, Role, Telemetry
 from router.policy import Policy, Reason
 from router.request import RequestInfo
-
-# Bytes of a body per prompt token: English text in JSON, as a rule of thumb.
-BYTES_PER_TOKEN: Final = 4
 
 
 class ServerModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,11 +74,14 @@ class Simulation:
         *,
         seed: int = 0,
         telemetry_s: float | None = None,
+        remembers: bool = False,
     ) -> None:
-        """`telemetry_s`: seconds between two polls of the servers; None never polls them."""
+        """`telemetry_s`: seconds between two polls of the servers; None never polls them. `remembers`:
+        whether the router keeps in mind where conversations are.
+        """
         self.pair = pair
         self.policy = policy
-        self.tracker = LoadTracker()
+        self.tracker = LoadTracker(prefixes=Prefixes() if remembers else None)
         self.run = Run()
         self.servers = [_server(pair.speculative), _server(pair.baseline)]
         self._accepts = [_acceptance(pair.speculative), _acceptance(pair.baseline)]
@@ -147,15 +147,16 @@ class Simulation:
         """Decide where a request goes, count it, and hand it over."""
         tracker, run = self.tracker, self.run
         key = len(run.started)
-        snapshot = tracker.snapshot(now)
-        info = RequestInfo(True, False, False, 1, call.prompt * BYTES_PER_TOKEN)
+        talk, length = call.conversation or None, call.prompt * BYTES_PER_TOKEN
+        snapshot = tracker.snapshot(now, talk)
+        info = RequestInfo(True, False, False, 1, length, None, None, talk)
         decision = self.policy.decide(snapshot, info)
         backend = decision.backend
         if backend is None:
             raise ValueError(
                 "a simulated pair is always available, but the policy found no backend"
             )
-        self._leases[key] = tracker.lease(backend, now, decision.memory)
+        self._leases[key] = tracker.lease(backend, now, decision.memory, talk, length)
         run.backend.append(backend)
         run.reason.append(decision.reason)
         run.n.append(decision.n)

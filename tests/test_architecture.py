@@ -77,6 +77,7 @@ PURE = {
     ),
     "loadtest": (
         "advice",
+        "affinity_tried",
         "arrivals",
         "batching",
         "choose",
