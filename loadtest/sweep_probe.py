@@ -20,8 +20,8 @@ from loadtest.prompts import TEXTS, Place, Tokenizer, corpus_lines, mark
 from loadtest.sweep_schema import Server, ServerFailedError, SweepError
 from loadtest.sweep_seen import Page, parse_page
 from router import readings
+from router.asking import NoReply, Reply, fetch, probe_client
 from router.load import Role, Telemetry
-from router.poller import NoReply, Reply, fetch, probe_client
 from router.server_info import ALLOWED
 from router.telemetry import Source, Unreadable, parse
 

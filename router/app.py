@@ -216,7 +216,7 @@ class Router:
             task.cancel()
         await asyncio.gather(*every, return_exceptions=True)
         for client in self._watchers.clients:
-            await client.aclose()
+            client.close()
         for pool in self.relay.pools.values():
             pool.close()
         for sock in self._sockets:

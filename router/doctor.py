@@ -15,12 +15,12 @@ from typing import Final
 import httpx
 import msgspec
 
+from router.asking import BODY_LIMIT, Ask, Clock, NoReply, asking, probe_client
 from router.doctor_facts import Pair, ServerFacts
 from router.doctor_findings import Examination
 from router.doctor_reading import Bodies, read_facts
 from router.doctor_rules import examine
 from router.load import ROLES, Role
-from router.poller import BODY_LIMIT, Clock, NoReply, fetch, probe_client
 from router.readings import UnreadableError
 
 INFO_PATHS: Final = ("server_info", "get_server_info")
@@ -84,31 +84,34 @@ async def _one(target: Target, *, canary: bool, timeout: float, clock: Clock) ->
         timeout=timeout,
         connect_timeout=min(CONNECT_TIMEOUT, timeout / 2),
     ) as client:
-        bodies = await ask(client, target, canary=canary, timeout=timeout, clock=clock)
+        sender = client if canary else None
+        bodies = await examined(asking(client, clock), target, canary=sender, timeout=timeout)
     return understand(target, bodies)
 
 
-async def ask(
-    client: httpx.AsyncClient,
+async def examined(
+    ask: Ask,
     target: Target,
     *,
-    canary: bool,
+    canary: httpx.AsyncClient | None = None,
     timeout: float = TIMEOUT,
-    clock: Clock = time.monotonic,
 ) -> Bodies:
-    """Everything that one server says of itself, as bytes. Raises CannotLookError."""
-    info = await _server_info(client, target, timeout, clock)
+    """Everything that one server says of itself, as bytes. Raises CannotLookError.
+
+    `canary` is the client that sends it; without one none is sent.
+    """
+    info = await _server_info(ask, target, timeout)
 
     async def page(path: str) -> bytes | None:
-        reply = await fetch(client, path, clock=clock, within=timeout)
+        reply = await ask(path, timeout)
         return reply.body if not isinstance(reply, NoReply) and reply.status == 200 else None
 
     models, loads = await page("v1/models"), await page(LOADS_PATH)
     # An empty page stands for none: that the metrics are off is a finding, not a gap.
     metrics = await page("metrics") or b""
     answer, native, after = None, True, None
-    if canary:
-        answer, native = await _canary(client, target, timeout)
+    if canary is not None:
+        answer, native = await _canary(canary, target, timeout)
         after = await page("metrics")
     return Bodies(
         server_info=info,
@@ -130,13 +133,11 @@ def understand(target: Target, bodies: Bodies) -> ServerFacts:
         raise CannotLookError(f"{text}. Give the address of the SGLang server itself") from None
 
 
-async def _server_info(
-    client: httpx.AsyncClient, target: Target, timeout: float, clock: Clock
-) -> bytes:
+async def _server_info(ask: Ask, target: Target, timeout: float) -> bytes:
     where = f"the {target.role} server {target.url}"
     status = 0
     for path in INFO_PATHS:
-        reply = await fetch(client, path, clock=clock, within=timeout)
+        reply = await ask(path, timeout)
         if isinstance(reply, NoReply):
             hint = (
                 "it has not answered: is it busy? A longer --timeout may help"

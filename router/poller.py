@@ -5,7 +5,8 @@ the last has ended, so polls cannot pile up. Whatever a backend answers, or does
 on: the signal becomes unknown (it goes stale in the tracker, which then counts our own requests
 only), and one line says so when that begins and one when it ends.
 
-Each poller, and each probe of `probes`, has a client of its own: one that hangs delays no other.
+Each poller, and each probe of `probes`, asks over connections of its own (`router.asking`): one that
+hangs delays no other.
 """
 
 from __future__ import annotations
@@ -13,28 +14,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import ssl
 import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-import httpx
 import msgspec
 
 from router.acceptance import AcceptMeter, parse_accept
+from router.asking import Ask, Clock, NoReply
 from router.load import LoadTracker, Role, Telemetry
 from router.telemetry import Source, Unreadable, parse
 
 _log = logging.getLogger("crossover")
 
-Clock = Callable[[], float]
 Sleep = Callable[[float], Awaitable[None]]
 Jitter = Callable[[float], float]
 
-# Bytes of an answer that are read at most: a page of SGLang's metrics has 80 KB.
-BODY_LIMIT: Final = 4 * 1024 * 1024
-# Idle connections are kept for less than SGLang's own keep-alive, which is 5 s.
-KEEP_ALIVE: Final = 4.0
 # A lesser source is given up after so long (seconds) to see whether a better one is there now.
 LOOK_AGAIN: Final = 30.0
 # Polls in a row that must fail before a signal that was known is called unknown: one slow answer
@@ -46,84 +41,9 @@ LESSER_INTERVAL: Final = 1.0
 LOST_INTERVAL: Final = 2.0
 
 
-class Reply(msgspec.Struct, frozen=True, gc=False):
-    """A complete answer. Times are seconds on the poller's clock."""
-
-    status: int
-    body: bytes
-    sent_at: float
-    read_at: float
-
-
-class NoReply(msgspec.Struct, frozen=True, gc=False):
-    """No complete answer, and why. `connected` is False when there was nobody to ask."""
-
-    reason: str
-    connected: bool = True
-
-
 def spread(seconds: float) -> float:
     """The same pause give or take a tenth: pollers of one start must not stay in step."""
     return seconds * random.uniform(0.9, 1.1)  # noqa: S311 (no secret)
-
-
-def probe_client(
-    base_url: str,
-    *,
-    key: str | None = None,
-    timeout: float = 1.0,
-    connect_timeout: float = 1.0,
-    transport: httpx.AsyncBaseTransport | None = None,
-) -> httpx.AsyncClient:
-    """A client for one poller: no proxy from the environment, no redirects, bounds on everything.
-
-    `base_url` is the root of the backend's routes (without `/v1`) and may have a path; `key` is the
-    backend's own. `timeout` is for each read and `connect_timeout` for the connection, in seconds.
-    """
-    headers = {"accept-encoding": "identity"}  # a bound on bytes read must be one on bytes held
-    if key is not None:
-        headers["authorization"] = f"Bearer {key}"
-    # A context without authorities costs nothing, and no certificate is ever shown over http.
-    plain = not base_url.lower().startswith("https:")
-    return httpx.AsyncClient(
-        base_url=base_url,
-        headers=headers,
-        timeout=httpx.Timeout(timeout, connect=connect_timeout),
-        limits=httpx.Limits(
-            max_connections=2, max_keepalive_connections=1, keepalive_expiry=KEEP_ALIVE
-        ),
-        verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if plain else True,
-        trust_env=False,
-        follow_redirects=False,
-        transport=transport,
-    )
-
-
-async def fetch(
-    client: httpx.AsyncClient, path: str, *, clock: Clock, within: float
-) -> Reply | NoReply:
-    """GET `path`, at most `BODY_LIMIT` bytes and `within` seconds in all. Raises nothing.
-
-    `within` should exceed the client's connect timeout: httpx leaks a place in its pool when it is
-    cancelled while connecting, and so the client's own timeout must come first there.
-    """
-    sent_at = clock()
-    try:
-        async with asyncio.timeout(within), client.stream("GET", path) as response:
-            if response.headers.get("content-encoding", "identity") != "identity":
-                return NoReply("compressed though not asked for")
-            body = bytearray()
-            async for piece in response.aiter_bytes():
-                body += piece
-                if len(body) > BODY_LIMIT:
-                    return NoReply(f"longer than {BODY_LIMIT} bytes")
-            return Reply(response.status_code, bytes(body), sent_at, clock())
-    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-        return NoReply(type(error).__name__, connected=False)
-    except TimeoutError:
-        return NoReply(f"no complete answer within {within:g} s")
-    except Exception as error:  # noqa: BLE001 (the last frame that can: a poller must survive)
-        return NoReply(type(error).__name__)
 
 
 def pause(interval: float, took: float) -> float:
@@ -136,7 +56,7 @@ class AcceptPoller:
 
     def __init__(
         self,
-        client: httpx.AsyncClient,
+        ask: Ask,
         *,
         interval: float = 5.0,
         within: float = 3.0,
@@ -145,7 +65,7 @@ class AcceptPoller:
         jitter: Jitter = spread,
     ) -> None:
         """`interval` and `within` (a poll's bound) are seconds; a page costs the backend 15 ms."""
-        self._client = client
+        self._ask = ask
         self._interval = interval
         self._within = within
         self._clock = clock
@@ -161,9 +81,7 @@ class AcceptPoller:
 
     async def poll(self) -> None:
         """Read once. A failure leaves the last value to grow old."""
-        reply = await fetch(
-            self._client, Source.METRICS.path, clock=self._clock, within=self._within
-        )
+        reply = await self._ask(Source.METRICS.path, self._within)
         if isinstance(reply, NoReply) or reply.status != 200:
             return
         sample = parse_accept(reply.body)
@@ -185,7 +103,7 @@ class TelemetryPoller:
     def __init__(
         self,
         role: Role,
-        client: httpx.AsyncClient,
+        ask: Ask,
         tracker: LoadTracker,
         *,
         interval: float = 0.2,
@@ -202,7 +120,7 @@ class TelemetryPoller:
         """None before the first poll has ended."""
         self.polls = 0
         self.failures = 0
-        self._client = client
+        self._ask = ask
         self._tracker = tracker
         self._interval = interval
         self._within = within
@@ -240,7 +158,7 @@ class TelemetryPoller:
         if source is None or (source is not Source.LOADS and self._clock() >= self._look_again_at):
             await self._detect()
             return
-        got = await self._ask(source)
+        got = await self._read(source)
         if isinstance(got, Telemetry):
             self._take(got)
         else:
@@ -251,7 +169,7 @@ class TelemetryPoller:
     async def _detect(self) -> None:
         reasons = []
         for source in Source:
-            got = await self._ask(source)
+            got = await self._read(source)
             if isinstance(got, Telemetry):
                 self.source = source
                 self._look_again_at = self._clock() + LOOK_AGAIN
@@ -263,8 +181,8 @@ class TelemetryPoller:
         self.source = None
         self._miss("; ".join(reasons))
 
-    async def _ask(self, source: Source) -> Telemetry | NoReply:
-        reply = await fetch(self._client, source.path, clock=self._clock, within=self._within)
+    async def _read(self, source: Source) -> Telemetry | NoReply:
+        reply = await self._ask(source.path, self._within)
         if isinstance(reply, NoReply):
             return reply
         if reply.status != 200:

@@ -55,15 +55,13 @@ class BackendPool:
         """The constant beginning of a request for this route: request line, Host, key."""
         head = self._heads.get(route)
         if head is None:
-            target = self.url.prefix.encode() + route.path
-            head = b"%b %b HTTP/1.1\r\nhost: %b\r\n%b" % (
-                route.method,
-                target,
-                self.url.authority,
-                self._key,
-            )
-            self._heads[route] = head
+            head = self._heads[route] = self.head(route.method, route.path)
         return head
+
+    def head(self, method: bytes, path: bytes) -> bytes:
+        """The beginning of any request: request line, Host, key."""
+        target = self.url.prefix.encode() + path
+        return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b" % (method, target, self.url.authority, self._key)
 
     def take(self, now: float) -> BackendConnection | None:
         """The idle connection used last, if one is young enough."""

@@ -16,11 +16,10 @@ import asyncio
 import logging
 import time
 
-import httpx
-
+from router.asking import Ask, Clock, NoReply
 from router.health import Answer, Health, PairHealth, Probe
 from router.load import Role
-from router.poller import Clock, Jitter, NoReply, Sleep, fetch, pause, spread
+from router.poller import Jitter, Sleep, pause, spread
 
 _log = logging.getLogger("crossover")
 
@@ -33,8 +32,8 @@ class HealthProber:
         role: Role,
         pair: PairHealth,
         *,
-        ready_client: httpx.AsyncClient,
-        health_client: httpx.AsyncClient,
+        ready: Ask,
+        health: Ask,
         ready_interval: float = 1.0,
         ready_timeout: float = 2.0,
         health_interval: float = 15.0,
@@ -43,10 +42,10 @@ class HealthProber:
         sleep: Sleep = asyncio.sleep,
         jitter: Jitter = spread,
     ) -> None:
-        """The clients' own timeouts must not be below `ready_timeout` and `health_timeout`."""
+        """`ready` and `health` ask for the path of the same name, each over its own connection."""
         self.role = role
         self._pair = pair
-        self._clients = {Probe.READY: ready_client, Probe.HEALTH: health_client}
+        self._ask = {Probe.READY: ready, Probe.HEALTH: health}
         self._timeouts = {Probe.READY: ready_timeout, Probe.HEALTH: health_timeout}
         self._ready_interval = ready_interval
         self._health_interval = health_interval
@@ -63,12 +62,7 @@ class HealthProber:
 
     async def probe(self, probe: Probe) -> Answer:
         """Ask once and pass on what was heard."""
-        reply = await fetch(
-            self._clients[probe],
-            probe.value,
-            clock=self._clock,
-            within=self._timeouts[probe],
-        )
+        reply = await self._ask[probe](probe.value, self._timeouts[probe])
         if isinstance(reply, NoReply):
             answer = Answer.MISS if reply.connected else Answer.UNREACHABLE
             reason = reply.reason

@@ -18,7 +18,7 @@ from router.calibrated import Terms, policy_of, read_terms
 from router.calibration import CalibrationError
 from router.calibration_state import CalibrationState
 from router.calibration_watch import LIMIT, CalibrationWatch
-from router.doctor import Target, ask
+from router.doctor import Target, examined
 from router.doctor_facts import threshold_in
 from router.explain import DecisionLog
 from router.health import HealthState, PairHealth
@@ -26,17 +26,16 @@ from router.load import ROLES, LoadTracker, Role
 from router.metrics import RelayMetrics
 from router.pair_watch import PairWatch
 from router.policies import configured_policy, make_frontier
-from router.poller import BODY_LIMIT, AcceptPoller, TelemetryPoller, probe_client
+from router.poller import AcceptPoller, TelemetryPoller
 from router.pool import BackendPool
-from router.pool_transport import PoolTransport
+from router.pool_client import PoolClient
 from router.probes import HealthProber
 from router.relay import Relay
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import httpx
-
+    from router.asking import Ask
     from router.config import Settings
     from router.frontier import Frontier
     from router.logs import LineWriter
@@ -202,7 +201,7 @@ class Watchers:
     """The pollers and probes of both backends, each with a client of its own."""
 
     def __init__(self, relay: Relay) -> None:
-        self.clients: list[httpx.AsyncClient] = []
+        self.clients: list[PoolClient] = []
         self.pollers: dict[Role, TelemetryPoller] = {}
         self.accepts: dict[Role, AcceptPoller] = {}
         self.runs: list[Runs] = []
@@ -224,25 +223,21 @@ class Watchers:
                 await self.pair.look()
         self.calibration.vet()
 
-    def _client(
-        self, settings: Settings, role: Role, timeout: float, clock: Callable[[], float]
-    ) -> httpx.AsyncClient:
+    def _asker(self, settings: Settings, role: Role, clock: Callable[[], float]) -> Ask:
         # A pool for each: a probe that hangs delays no other, and none is in the way of the relay.
-        key = _key(settings, role)
-        transport = PoolTransport(_pool(settings, role, clock), limit=BODY_LIMIT)
-        client = probe_client(_url(settings, role), key=key, timeout=timeout, transport=transport)
+        client = PoolClient(_pool(settings, role, clock))
         self.clients.append(client)
-        return client
+        return client.ask
 
     def _watch(self, relay: Relay, role: Role) -> None:
         settings, clock = relay.settings, relay.clock
         # Often enough that the smoothing has something to smooth.
         every = min(ACCEPT_INTERVAL, settings.acceptance_smoothing / 6)
-        client = self._client(settings, role, 2.0, clock)
-        self.accepts[role] = accept = AcceptPoller(client, interval=every, clock=clock)
+        asker = self._asker(settings, role, clock)
+        self.accepts[role] = accept = AcceptPoller(asker, interval=every, clock=clock)
         poller = TelemetryPoller(
             role,
-            self._client(settings, role, 1.0, clock),
+            self._asker(settings, role, clock),
             relay.tracker,
             interval=settings.telemetry_interval,
             accept=accept.value,
@@ -251,8 +246,8 @@ class Watchers:
         prober = HealthProber(
             role,
             relay.health,
-            ready_client=self._client(settings, role, READY_TIMEOUT, clock),
-            health_client=self._client(settings, role, settings.health_timeout, clock),
+            ready=self._asker(settings, role, clock),
+            health=self._asker(settings, role, clock),
             ready_interval=settings.ready_interval,
             ready_timeout=READY_TIMEOUT,
             health_interval=settings.health_interval,
@@ -264,15 +259,13 @@ class Watchers:
 
     def _watch_pair(self, relay: Relay) -> PairWatch:
         settings, clock, ups = relay.settings, relay.clock, relay.health.transitions
-        clients = {role: self._client(settings, role, INFO_TIMEOUT, clock) for role in ROLES}
+        askers = {role: self._asker(settings, role, clock) for role in ROLES}
         speculative, baseline = (
             Target(role, _url(settings, role), _key(settings, role)) for role in ROLES
         )
         return PairWatch(
             (speculative, baseline),
-            lambda target: ask(
-                clients[target.role], target, canary=False, timeout=INFO_TIMEOUT, clock=clock
-            ),
+            lambda target: examined(askers[target.role], target, timeout=INFO_TIMEOUT),
             threshold=lambda: threshold_in(relay.frontier),
             interval=settings.pair_interval,
             comebacks=lambda: sum(ups[role, "health", "up"] for role in ROLES),

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,23 +14,22 @@ from pathlib import Path
 import httpx
 import pytest
 
+from router.asking import Ask, asking, probe_client
+from router.config import BackendUrl
 from router.health import Answer, Health, PairHealth, Probe
 from router.load import LoadTracker, Role
 from router.poller import (
-    BODY_LIMIT,
     LESSER_INTERVAL,
     LOOK_AGAIN,
     LOST_AFTER,
     LOST_INTERVAL,
     AcceptPoller,
-    NoReply,
-    Reply,
     TelemetryPoller,
-    fetch,
     pause,
-    probe_client,
     spread,
 )
+from router.pool import BackendPool
+from router.pool_client import PoolClient
 from router.probes import HealthProber
 from router.telemetry import Source
 
@@ -87,8 +87,18 @@ class Backend:
         return httpx.Response(200, content=answer) if isinstance(answer, bytes) else answer
 
 
-def client_of(backend: Handler, base_url: str = "http://backend:30000") -> httpx.AsyncClient:
-    return probe_client(base_url, transport=httpx.MockTransport(backend))
+def ask_of(backend: Handler, clock: Callable[[], float] = time.monotonic) -> Ask:
+    transport = httpx.MockTransport(backend)
+    return asking(probe_client("http://backend:30000", transport=transport), clock)
+
+
+def client_of(url: str) -> PoolClient:
+    """What a serving router asks with."""
+    address = BackendUrl.parse(url)
+    pool = BackendPool(
+        SPEC, address, key=None, keep_alive=4.0, connect_timeout=1.0, clock=time.monotonic
+    )
+    return PoolClient(pool)
 
 
 class Bench:
@@ -100,7 +110,7 @@ class Bench:
         self.tracker = LoadTracker()
         self.poller = TelemetryPoller(
             SPEC,
-            client_of(backend),
+            ask_of(backend, self.clock),
             self.tracker,
             clock=self.clock,
             sleep=self.clock.sleep,
@@ -282,7 +292,7 @@ def test_telemetry_carries_live_acceptance() -> None:
 def test_acceptance_grows_old() -> None:
     """A value lasts three polls; failures and broken pages leave it to age."""
     clock, backend = Clock(naps=4), Backend(metrics=METRICS)
-    poller = AcceptPoller(client_of(backend), clock=clock, sleep=clock.sleep, jitter=float)
+    poller = AcceptPoller(ask_of(backend, clock), clock=clock, sleep=clock.sleep, jitter=float)
     assert poller.value(clock.now) is None
 
     async def main() -> None:
@@ -300,36 +310,6 @@ def test_acceptance_grows_old() -> None:
     assert clock.slept == [5.0] * 4
 
 
-@pytest.mark.parametrize(
-    ("base_url", "url"),
-    [
-        ("http://backend:30000", "http://backend:30000/v1/loads?include=core,spec"),
-        ("http://backend:30000/", "http://backend:30000/v1/loads?include=core,spec"),
-        ("http://gate/spec", "http://gate/spec/v1/loads?include=core,spec"),
-        ("http://gate/spec/", "http://gate/spec/v1/loads?include=core,spec"),
-        ("https://gate/spec", "https://gate/spec/v1/loads?include=core,spec"),
-    ],
-)
-def test_urls_and_key(base_url: str, url: str) -> None:
-    """A path before the routes is kept, and the backend's own key is sent."""
-    seen: list[httpx.Request] = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        seen.append(request)
-        return httpx.Response(200, content=b"ok")
-
-    async def main() -> None:
-        transport = httpx.MockTransport(answer)
-        async with probe_client(base_url, key="secret", transport=transport) as client:
-            reply = await fetch(client, Source.LOADS.path, clock=float, within=1.0)
-            assert isinstance(reply, Reply)
-
-    run(main())
-    assert str(seen[0].url) == url
-    assert seen[0].headers["authorization"] == "Bearer secret"
-    assert seen[0].headers["accept-encoding"] == "identity"
-
-
 def test_spread_stays_within_a_tenth() -> None:
     """Jitter changes a pause by a tenth at most."""
     assert all(0.9 <= spread(1.0) <= 1.1 for _ in range(100))
@@ -345,8 +325,8 @@ class Probes:
         self.prober = HealthProber(
             SPEC,
             self.pair,
-            ready_client=client_of(backend),
-            health_client=client_of(backend),
+            ready=ask_of(backend, self.clock),
+            health=ask_of(backend, self.clock),
             clock=self.clock,
             sleep=self.clock.sleep,
             jitter=float,
@@ -474,61 +454,6 @@ async def server(
         yield f"http://{host}:{port}"
 
 
-def test_flood_is_cut_off() -> None:
-    """Of an endless body no more than the limit is held, and the connection is closed."""
-    sent = 0
-
-    async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal sent
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 999999999999\r\n\r\n")
-        while True:
-            writer.write(b"x" * 65536)
-            await writer.drain()
-            sent += 65536
-
-    async def main() -> None:
-        async with server(flood) as url, probe_client(url) as client:
-            reply = await fetch(client, "metrics", clock=float, within=5.0)
-            assert reply == NoReply(f"longer than {BODY_LIMIT} bytes")
-
-    run(main())
-    assert sent < 4 * BODY_LIMIT
-
-
-def test_drip_is_cut_off() -> None:
-    """A body that comes byte by byte, each within the read timeout, ends at the bound in all."""
-
-    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n")
-        while True:
-            writer.write(b"x")
-            await writer.drain()
-            await asyncio.sleep(0.005)
-
-    async def main() -> None:
-        async with server(drip) as url, probe_client(url) as client:
-            reply = await fetch(client, "metrics", clock=float, within=0.05)
-            assert reply == NoReply("no complete answer within 0.05 s")
-
-    run(main())
-
-
-def test_nobody_there() -> None:
-    """A refused connection is told apart: there is no point in asking for another path."""
-
-    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None: ...
-
-    async def main() -> None:
-        async with server(silent) as url:
-            pass
-        async with probe_client(url) as client:
-            reply = await fetch(client, "metrics", clock=float, within=5.0)
-            assert isinstance(reply, NoReply)
-            assert not reply.connected
-
-    run(main())
-
-
 def test_cancelled_while_waiting() -> None:
     """Cancelling a prober that hangs in both probes ends it at once and cleanly."""
 
@@ -539,18 +464,17 @@ def test_cancelled_while_waiting() -> None:
             await both_hang.wait()
             await reader.read()
 
-        async with (
-            server(hang) as url,
-            probe_client(url, timeout=25.0) as ready,
-            probe_client(url, timeout=25.0) as health,
-        ):
+        async with server(hang) as url:
+            ready, health = client_of(url), client_of(url)
             pair = PairHealth(LoadTracker())
-            prober = HealthProber(SPEC, pair, ready_client=ready, health_client=health)
+            prober = HealthProber(SPEC, pair, ready=ready.ask, health=health.ask)
             task = asyncio.create_task(prober.run())
             await both_hang.wait()
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
+            ready.close()
+            health.close()
 
     run(main())
 
@@ -571,16 +495,12 @@ def test_hung_health_delays_no_telemetry() -> None:
             writer.write(b"HTTP/1.1 200 OK\r\n" + length + body)
             await writer.drain()
 
-        async with (
-            server(answer) as slow_url,
-            server(quick) as quick_url,
-            probe_client(slow_url, timeout=25.0) as health,
-            probe_client(quick_url) as telemetry,
-        ):
-            task = asyncio.create_task(fetch(health, "health", clock=float, within=25.0))
+        async with server(answer) as slow_url, server(quick) as quick_url:
+            health, telemetry = client_of(slow_url), client_of(quick_url)
+            task = asyncio.create_task(health.ask("health", 25.0))
             await waiting.wait()
             tracker = LoadTracker()
-            poller = TelemetryPoller(SPEC, telemetry, tracker)
+            poller = TelemetryPoller(SPEC, telemetry.ask, tracker)
             await poller.poll()
             assert not task.done()
             task.cancel()
