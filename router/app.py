@@ -185,7 +185,7 @@ class Router:
         self.relay.shared.draining = True
         _log.info("draining", extra={"in_flight": self.relay.tracker.in_flight})
         await _within(hurry.wait(), self.settings.drain_delay)
-        self._public.should_exit = True
+        self._public.leave()
         if self._public_task is not None:
             limit = asyncio.create_task(_within(hurry.wait(), self.settings.drain_timeout))
             await asyncio.wait({self._public_task, limit}, return_when=asyncio.FIRST_COMPLETED)
@@ -208,7 +208,7 @@ class Router:
 
     async def _close(self) -> None:
         self.live.feed.close()
-        self._admin.should_exit = True
+        self._admin.leave()
         if self._admin_task is not None:
             await asyncio.wait({self._admin_task}, timeout=ADMIN_SECONDS)
         every = [t for t in (self._public_task, self._admin_task) if t is not None] + self._tasks

@@ -66,7 +66,9 @@ class Flow:
         line = _SIZE_LINES[size]
         if line is None or not data.startswith(line) or not data.endswith(_EVENT_END):
             return False
-        if TELLS_USAGE in data or TELLS_ERROR in data or TELLS_DONE in data:
+        # Not `in`: for bytes that tries its left side as a number first, and throws an error away.
+        find = data.find
+        if find(TELLS_USAGE) >= 0 or find(TELLS_ERROR) >= 0 or find(TELLS_DONE) >= 0:
             self.look(data[len(line) : -2])
         gaps = self.gaps  # as in `count`: a call less per token
         gap = now - self.last_at

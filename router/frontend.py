@@ -253,14 +253,16 @@ class RelayProtocol(ReceivingProtocol):
 
     def tick(self, now: float) -> None:
         """Time passed: every limit in time of this connection is kept here."""
+        if self.driver is not None:  # the limits of what is relayed are the exchange's
+            self.driver.tick(now)
+            return
         settings = self.relay.settings
         spent = now - self.since
         full = self._full_since
-        if full is not None and self.driver is None and now - full > settings.write_timeout:
+        if full is not None and now - full > settings.write_timeout:
             self.transport.abort()
         elif self.phase is BUSY:
-            if self.driver is not None:
-                self.driver.tick(now)
+            pass  # an application answers
         elif self.phase is IDLE:
             if spent > settings.keep_alive:
                 self._close()

@@ -15,10 +15,27 @@ from typing import Any, Final
 import uvicorn
 
 ROUNDS: Final = 100  # looks for who waits to be accepted at the end; strangers must not prolong it
+TICK: Final = 1.0  # seconds between two looks at the clock for the Date header
 
 
 class Listener(uvicorn.Server):
     """A uvicorn server that leaves signals alone, and nothing behind."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._asked = asyncio.Event()
+
+    def leave(self) -> None:
+        """Ask it to end: close the listening socket, and each connection as it becomes idle."""
+        self.should_exit = True
+        self._asked.set()
+
+    async def main_loop(self) -> None:
+        """Wait to be asked to end. uvicorn looks ten times a second whether it was."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TICK):
+                    await self._asked.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from email.utils import formatdate
 from typing import TYPE_CHECKING, Final
 
 from router import errors
@@ -17,7 +16,7 @@ from router.actions import Request, RetryBudget, Rules, Shared
 from router.errors import ErrorAnswer
 from router.files import FileBudget
 from router.guard import pinned_role
-from router.headers import cors_lines
+from router.headers import common_lines, cors_lines
 from router.incoming import HeadLimits
 from router.known_heads import KnownRequests
 from router.metrics import Outcome
@@ -278,9 +277,7 @@ class Relay:
 
     def sweep(self, now: float) -> None:
         """Let time pass for everything: connections, exchanges, the queue, pools, health."""
-        self.shared.common = b"date: %b\r\nserver: crossover\r\n" % (
-            formatdate(self._wall(), usegmt=True).encode()
-        )
+        self.shared.common = common_lines(int(self._wall()))
         self.health.refresh(now)
         for connection in (*self.connections, *self.admin_connections):
             connection.tick(now)

@@ -95,6 +95,9 @@ def error_code(json: bytes) -> int | None:
 
 def first_event(data: bytes) -> bytes | None:
     """The payload of the first event; None when none is whole. A comment is no event."""
+    end = data.find(b"\n\n")
+    if data[:6] == b"data: " and data.find(b"\n") == end > 0 and data.find(b"\r", 0, end) < 0:
+        return data[6:end]  # the usual one: a line that ends as nearly all servers end theirs
     start = 0
     for boundary in _BOUNDARY.finditer(data):
         payload = _payload(data[start : boundary.start()])
@@ -106,10 +109,18 @@ def first_event(data: bytes) -> bytes | None:
 
 def payloads(events: bytes) -> list[bytes]:
     """The payloads of whole events."""
-    if events[:6] == b"data: " and events.find(b"\n") == len(events) - 2 and b"\r" not in events:
-        return [events[6:-2]]  # the usual read: one event of one line
-    found = map(_payload, _BOUNDARY.split(events))
+    if events.find(b"\r") < 0:  # then two line ends are these, as nearly all servers write them
+        found = map(_plain_payload, events.split(b"\n\n"))
+    else:
+        found = map(_payload, _BOUNDARY.split(events))
     return [payload for payload in found if payload is not None]
+
+
+def _plain_payload(event: bytes) -> bytes | None:
+    """As `_payload`, of an event without a carriage return."""
+    if event[:6] == b"data: " and event.find(b"\n") < 0:
+        return event[6:]
+    return _payload(event) if event else None
 
 
 def _payload(event: bytes) -> bytes | None:
@@ -150,13 +161,14 @@ class SseScanner:
         """Look at the next bytes of the stream."""
         if self._carry or not payload.endswith(b"\n\n") or len(payload) > MAX_EVENT:
             payload = self._whole_events(payload)
-        if TELLS_USAGE in payload:
+        find = payload.find  # not `in`: see `Flow.passes`
+        if find(TELLS_USAGE) >= 0:
             self._telling.append(payload)
             if len(self._telling) > _MAX_TELLING:
                 self._read_usage()
-        if TELLS_DONE in payload and TELLS_DONE in payloads(payload):
+        if find(TELLS_DONE) >= 0 and TELLS_DONE in payloads(payload):
             self.done = True
-        if TELLS_ERROR in payload:
+        if find(TELLS_ERROR) >= 0:
             self._look_for_error(payload)
 
     def _whole_events(self, payload: bytes) -> bytes:
@@ -173,6 +185,8 @@ class SseScanner:
         """Read what may tell usage, the last first: most often that one does."""
         for events in reversed(self._telling):
             for payload in reversed(payloads(events)):
+                if payload.find(TELLS_USAGE) < 0:
+                    continue
                 usage = usage_of(payload)
                 if usage != (None, None):
                     self._usage = usage
