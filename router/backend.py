@@ -55,6 +55,10 @@ class AnswerReader(Protocol):
         """The whole answer came at once: its head, its body and its end."""
         ...
 
+    def backend_rest(self, payload: bytes, count: int, now: float, *, reusable: bool) -> None:
+        """The last body bytes came, of so many chunks, and with them the end."""
+        ...
+
     def backend_read(self) -> None:
         """The read that brought the head of a stream is worked off."""
         ...
@@ -250,14 +254,17 @@ class BackendConnection(asyncio.Protocol):
     def _chunked(self, driver: AnswerReader, data: bytes) -> None:
         reader = self._reader
         payloads = reader.feed(data)
+        self._flow = None
         if payloads:
-            framed = data if reader.plain and not reader.done else b""
             payload = payloads[0] if len(payloads) == 1 else b"".join(payloads)
+            if reader.done:
+                reusable = self._reusable = self._reusable and not reader.rest
+                driver.backend_rest(payload, len(payloads), self._now, reusable=reusable)
+                return
+            framed = data if reader.plain else b""
             flow = driver.backend_payload(payload, framed, len(payloads), self._now)
             self._flow = flow if reader.between_chunks and self.driver is driver else None
-        else:
-            self._flow = None
-        if reader.done and self.driver is driver:
+        elif reader.done:
             self._end(driver, reader.rest)
 
     def _plain(self, driver: AnswerReader, data: bytes) -> None:

@@ -105,6 +105,11 @@ class Driver:
         self.now = now
         self._run(self.exchange.whole(head, body, now, reusable=reusable))
 
+    def backend_rest(self, payload: bytes, count: int, now: float, *, reusable: bool) -> None:
+        """The last body bytes came, and with them the end."""
+        self.now = now
+        self._run(self.exchange.rest(payload, count, now, reusable=reusable))
+
     def backend_read(self) -> None:
         """The read that brought the head is worked off; a stream may still lack its first event."""
         if self.exchange.state is PEEKING:

@@ -206,6 +206,17 @@ class Exchange(ExchangeCore):
         actions.append(spare)
         return (*actions, *self._done(outcome, now))
 
+    def rest(self, payload: bytes, count: int, now: float, *, reusable: bool) -> Actions:
+        """The last bytes and the end at once: the same as the two events, in one write."""
+        if self.state is RELAYING:
+            last: Actions = (Write(self.relay(payload, b"", count, now)),)
+        else:
+            last = self.body(payload, now)
+        end = self.end(now, reusable=reusable)
+        if len(last) == 1 and isinstance(last[0], Write) and end and isinstance(end[0], Write):
+            return (Write(last[0].data + end[0].data), *end[1:])
+        return (*last, *end)
+
     def lost(self, now: float, *, answered: bool, invalid: bool = False) -> Actions:
         """The backend's connection is gone, or what came on it is `invalid`.
 
@@ -279,22 +290,9 @@ class Exchange(ExchangeCore):
     def _heard_at(self) -> float:
         return self._last_byte_at if self.flow is None else self.flow.last_at
 
-    @property
-    def visibly_cut(self) -> bool:
-        """Whether a broken answer shows it: by its framing, or by an error event at its end."""
-        if self.answer.chunked or self.error_told:
-            return True
-        return self.head is not None and self.head.framing == "length"
-
     def abort(self, now: float) -> Actions:
         """The drain limit is reached: end it with an explicit break."""
         if self.state is DONE:
             return NOTHING
         self._refusal = None
         return self._give_up(errors.DRAIN_LIMIT, Outcome.BROKEN, now)
-
-    def _read_usage(self) -> None:
-        """Usage of an answer that is held whole."""
-        body = b"".join(self._held)
-        if b'_tokens"' in body:
-            self.usage = usage_of(body)

@@ -18,7 +18,7 @@ from router.framing import ResponseHead
 from router.load import Lease, Role
 from router.metrics import Outcome, Retry
 from router.policy import Decision, Reason
-from router.sse import SseScanner, Usage, error_code, first_event
+from router.sse import SseScanner, Usage, error_code, first_event, usage_of
 
 REFUSALS: Final = frozenset({429, 503})
 NOTHING: Final[Actions] = ()
@@ -165,6 +165,13 @@ class ExchangeCore:
         out = self._take_held() + self.answer.ending()
         return (Do.DROP_BACKEND, Write(out), *self._done(Outcome.REFUSED, now))
 
+    @property
+    def visibly_cut(self) -> bool:
+        """Whether a broken answer shows it: by its framing, or by an error event at its end."""
+        if self.answer.chunked or self.error_told:
+            return True
+        return self.head is not None and self.head.framing == "length"
+
     # ------------------------------------------------------------------ what is held
 
     def _hold(self, payload: bytes) -> None:
@@ -213,6 +220,12 @@ class ExchangeCore:
                 self.chunks += len(self._held)
             self._held, self._held_size = [], 0
         return out
+
+    def _read_usage(self) -> None:
+        """Usage of an answer that is held whole."""
+        body = b"".join(self._held)
+        if b'_tokens"' in body:
+            self.usage = usage_of(body)
 
     # ------------------------------------------------------------------ endings
 

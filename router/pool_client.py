@@ -46,6 +46,10 @@ class _Reader:
         else:
             self._fail(too_long(self._limit))
 
+    def backend_rest(self, payload: bytes, count: int, now: float, *, reusable: bool) -> None:
+        self.backend_payload(payload, b"", count, now)
+        self.backend_end(now, reusable=reusable)
+
     def backend_whole(self, head: ResponseHead, body: bytes, now: float, *, reusable: bool) -> None:
         self.backend_begin(head, now)
         self.backend_payload(body, b"", 1, now)

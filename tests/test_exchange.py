@@ -252,6 +252,8 @@ JSON = make_json(BODY)
 EVENT = b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n'
 DONE = b"data: [DONE]\n\n"
 LARGE = make_head(200, 300_000, "application/json")
+JSON_IN_CHUNKS = make_head(200, "chunked", "application/json")
+CHUNKED_REFUSAL = make_head(503, "chunked", "text/plain")
 
 # One refusal of each kind: its head, its pieces.
 QUEUE_FULL_STREAM = capture("queue_full.http")
@@ -1541,6 +1543,38 @@ def test_an_answer_that_comes_at_once_is_the_same_as_one_that_comes_in_parts(
              exchange.first_byte_at, exchange.ended_at, exchange.chunks, shell.tracker.log)
         )  # fmt: skip
     assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("before", [b"", EVENT[:9], EVENT, EVENT * 2])
+@pytest.mark.parametrize("last", [EVENT, EVENT[9:], DONE, QUEUE_FULL_STREAM[1], b"no event"])
+@pytest.mark.parametrize("head", [STREAM, JSON_IN_CHUNKS, CHUNKED_REFUSAL])
+@pytest.mark.parametrize(("http10", "paused"), [(False, False), (True, False), (False, True)])
+def test_an_end_that_comes_with_the_last_bytes_is_the_same_as_one_that_comes_after_them(
+    before: bytes, last: bytes, head: ResponseHead, http10: bool, paused: bool
+) -> None:
+    """The one event for the last chunks and the end has the effects of the two, in one write."""
+    ends, writes = [], []
+    for at_once in (True, False):
+        shell = Shell(http10=http10).go()
+        if paused:
+            shell.client_paused()
+        shell.begin(head)
+        for payload in [before] if before else []:
+            shell.body(payload)
+        if at_once:
+            rest = shell.run(shell.exchange.rest(last, 1, shell.now, reusable=True))
+            writes = [action for action in rest if isinstance(action, Write)]
+        else:
+            shell.body(last)
+            shell.end()
+        exchange = shell.exchange
+        ends.append(
+            (shell.wire, shell.ends, shell.samples, shell.backend, shell.opens, exchange.state,
+             exchange.outcome, exchange.usage, exchange.answer.bytes_out, exchange.answer.close,
+             exchange.first_byte_at, exchange.ended_at, exchange.chunks, shell.tracker.log)
+        )  # fmt: skip
+    assert ends[0] == ends[1]
+    assert len(writes) <= (2 if paused else 1)
 
 
 def test_a_long_answer_that_comes_at_once_is_relayed() -> None:

@@ -184,6 +184,11 @@ class Life(Shell):
             at = len(attempt.given)
             piece = plan.body[at : at + plan.piece]
             attempt.given += piece
+            if attempt.given == plan.body and plan.framing == "chunked" and plan.piece > 1:
+                attempt.whole = True  # its last chunks came with the end
+                rest = self.exchange.rest(piece, 1, self.machine.now, reusable=True)
+                self.run(rest)
+                return
             if self.exchange.state is State.RELAYING:  # as the driver does
                 framed = b"%x\r\n%b\r\n" % (len(piece), piece) if plan.framing == "chunked" else b""
                 self.wire += self.exchange.relay(piece, framed, 1, self.machine.now)

@@ -266,6 +266,10 @@ class _Answer:
         self.backend_payload(body, b"", 1, now)
         self.backend_end(now, reusable=reusable)
 
+    def backend_rest(self, payload: bytes, count: int, now: float, *, reusable: bool) -> None:
+        self.backend_payload(payload, b"", count, now)
+        self.backend_end(now, reusable=reusable)
+
     def backend_read(self) -> None:
         pass
 
