@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
@@ -64,6 +65,12 @@ Action = Open | Write | Sample | Finish | Do
 Actions = tuple[Action, ...]
 
 
+# Seconds. A stream flows if bytes came so recently; the sweep may pass one by for so long, which is
+# less than the time between two probes: a stream that flows says that its backend lives.
+FLOWING: Final = 1.0
+QUIET: Final = 0.7
+
+
 class Rules(msgspec.Struct, frozen=True):
     """The limits an exchange obeys; seconds and bytes."""
 
@@ -76,6 +83,11 @@ class Rules(msgspec.Struct, frozen=True):
     # An answer of known length, or of JSON, up to this is sent when it is whole, so that one cut
     # short can still become a 502. Longer ones, and streams, are relayed as they come.
     hold_bytes: int = 262_144
+
+    @property
+    def quiet(self) -> float:
+        """Seconds in which a stream that flows reaches no limit, though it be paused at once."""
+        return QUIET if min(self.write_timeout, self.idle_timeout - FLOWING) >= QUIET else 0.0
 
 
 class RetryBudget:

@@ -141,14 +141,16 @@ class Driver:
         """The client's transport drained."""
         self._run(self.exchange.client_resumed(self._clock()))
 
-    def tick(self, now: float) -> None:
-        """Time passed."""
+    def tick(self, now: float) -> float:
+        """Time passed. No limit of this exchange can be reached before the moment that is given."""
         if self.exchange.flowing(now):
             self._relay.health.alive(self._role, now)
+            return now + self._relay.quiet
         actions = self.exchange.tick(now)
         if actions:
             self.now = now
             self._run(actions)
+        return now
 
     def abort(self) -> None:
         """The drain limit is reached."""

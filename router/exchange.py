@@ -25,7 +25,7 @@ A replay takes its new lease before the old one is released.
 from __future__ import annotations
 
 from router import errors
-from router.actions import Action, Actions, Do, Finish, Open, Sample, Write
+from router.actions import FLOWING, Action, Actions, Do, Finish, Open, Sample, Write
 from router.breaker import Outcome as Verdict
 from router.errors import ErrorAnswer
 from router.exchange_core import (
@@ -283,8 +283,9 @@ class Exchange(ExchangeCore):
         return (*self._failure(), *self._give_up(error, Outcome.TIMEOUT, now))
 
     def flowing(self, now: float) -> bool:
-        """Whether bytes of an answer came within the last second."""
-        return self.state is RELAYING and now - self._heard_at < 1.0
+        """Whether bytes of an answer came within the last `FLOWING` seconds, and may go out."""
+        waits = self.state is not RELAYING or self._paused_at is not None
+        return not waits and now - self._heard_at < FLOWING
 
     @property
     def _heard_at(self) -> float:

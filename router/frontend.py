@@ -254,7 +254,7 @@ class RelayProtocol(ReceivingProtocol):
     def tick(self, now: float) -> None:
         """Time passed: every limit in time of this connection is kept here."""
         if self.driver is not None:  # the limits of what is relayed are the exchange's
-            self.driver.tick(now)
+            self.quiet_until = self.driver.tick(now)
             return
         settings = self.relay.settings
         spent = now - self.since

@@ -67,6 +67,7 @@ class ParsingProtocol(HttpToolsProtocol):
         self.phase = HEAD
         self.now = relay.clock()  # when the current read began
         self.since = self.now  # when the phase began; in BODY, when the last bytes came
+        self.quiet_until = 0.0  # no limit in time can be reached before; see `tick`
         self.incoming: Incoming | None = None  # its head is there, its body is arriving
         self._target = b""
         self._headers: Headers | None = None  # of a head that is arriving
@@ -215,6 +216,7 @@ class ParsingProtocol(HttpToolsProtocol):
     def _enter(self, phase: Phase, now: float) -> None:
         self.phase = phase
         self.since = now
+        self.quiet_until = 0.0
 
     def body_done(self) -> None:
         """Give back the bytes of bodies: only those of requests that wait are still held."""

@@ -100,6 +100,7 @@ class Relay:
             tracker, policy, rules_from(settings), RetryBudget(settings.retry_budget),
             metrics.chunk_gap, health.refresh,
         )  # fmt: skip
+        self.quiet = self.shared.rules.quiet
         self.head_limits = HeadLimits(
             settings.max_header_bytes, settings.max_headers, settings.max_url_bytes
         )
@@ -280,7 +281,8 @@ class Relay:
         self.shared.common = common_lines(int(self._wall()))
         self.health.refresh(now)
         for connection in (*self.connections, *self.admin_connections):
-            connection.tick(now)
+            if connection.quiet_until <= now:
+                connection.tick(now)
         for pool in self.pools.values():
             pool.sweep(now)
         limit = self.settings.queue_timeout

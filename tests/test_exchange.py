@@ -1451,6 +1451,27 @@ def test_a_slow_clients_time_is_not_the_backends() -> None:
     shell.over(Outcome.TIMEOUT)
 
 
+@pytest.mark.parametrize("write_timeout", [0.1, 0.69, 0.7, 60.0])
+@pytest.mark.parametrize("idle_timeout", [0.1, 1.69, 1.7, 300.0])
+@pytest.mark.parametrize("silent", [0.0, 0.999])
+@pytest.mark.parametrize("paused", [True, False])
+def test_a_stream_that_flows_reaches_no_limit_while_it_is_passed_by(
+    write_timeout: float, idle_timeout: float, silent: float, paused: bool
+) -> None:
+    """Whatever the limits are, nothing is due in the time that `quiet` gives, paused or not."""
+    rules = Rules(write_timeout=write_timeout, idle_timeout=idle_timeout)
+    shell = Shell(rules=rules)
+    at_relaying_stream(shell)
+    shell.now += silent
+    assert shell.exchange.flowing(shell.now)
+    if paused:
+        shell.client_paused()
+        assert not shell.exchange.flowing(shell.now), "one that is paused is looked at each time"
+    assert rules.quiet == (0.7 if write_timeout >= 0.7 and idle_timeout >= 1.7 else 0.0)
+    if rules.quiet:
+        assert shell.tick(rules.quiet - 0.001) == ()
+
+
 def test_flowing() -> None:
     """A stream flows when bytes came within the last second."""
     shell = Shell()

@@ -404,6 +404,47 @@ def test_the_clients_key_never_reaches_a_backend() -> None:
     run(work)
 
 
+def test_the_sweep_passes_by_a_stream_that_flows_and_nothing_else() -> None:
+    """A stream that flows is looked at again after a while; paused or over, at the next sweep."""
+    hold = asyncio.Event()
+
+    async def answer(call: Call) -> None:
+        await call.send(STREAM_HEAD + event("a"))
+        await hold.wait()
+        await call.send(b"0\r\n\r\n")
+
+    async def work() -> None:
+        async with (
+            scripted_backend(answer) as spec,
+            scripted_backend(answer) as base,
+            running_router(spec.url, base.url, keep_alive="60s") as stack,
+        ):
+            relay = stack.relay
+            async with stack.client.stream("POST", "/v1/completions", json={"stream": True}) as got:
+                (connection,) = relay.connections
+                assert connection.driver is not None
+                flow = connection.driver.exchange.flow
+                assert flow is not None
+                connection.tick(flow.last_at + 0.9)
+                assert connection.quiet_until == flow.last_at + 0.9 + 0.7
+                connection.tick(flow.last_at + 1.0)
+                assert connection.quiet_until == flow.last_at + 1.0, "it flows no more"
+                connection.pause_writing()
+                connection.tick(flow.last_at + 0.5)
+                assert connection.quiet_until == flow.last_at + 0.5, "its client is slow"
+                connection.resume_writing()
+                at = connection.quiet_until
+                relay.sweep(at)
+                assert connection.quiet_until == at + 0.7
+                hold.set()
+                await got.aread()
+            assert connection.quiet_until == 0.0
+            relay.sweep(relay.clock() + 61.0)
+            assert connection.transport.is_closing(), "its keep-alive is over"
+
+    run(work)
+
+
 def test_a_body_is_let_go_of_once_its_answer_streams() -> None:
     """While a stream runs its request's body is neither held nor counted, and it is logged whole."""
     hold = asyncio.Event()
