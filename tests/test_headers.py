@@ -14,6 +14,7 @@ from router.headers import (
     NOT_TO_BACKEND,
     NOT_TO_CLIENT,
     answer_head,
+    common_lines,
     error_answer,
     named_in_connection,
 )
@@ -45,6 +46,16 @@ def names(lines: Lines) -> list[bytes]:
 
 
 OURS = [b"date", b"server", b"x-crossover-backend", b"x-request-id", b"content-length"]
+
+
+@pytest.mark.parametrize(
+    ("second", "date"),
+    [(0, b"Thu, 01 Jan 1970 00:00:00 GMT"), (1_800_000_000, b"Fri, 15 Jan 2027 08:00:00 GMT")],
+)
+def test_what_every_answer_says(second: int, date: bytes) -> None:
+    """One date, of the second that it is, and one server."""
+    for _ in range(2):
+        assert common_lines(second) == b"date: " + date + b"\r\nserver: crossover\r\n"
 
 
 def test_an_answer_without_headers_has_ours() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from importlib.metadata import version
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import Server, ServerState
+
+from router.listener import TICK, Listener
 
 
 def test_streams_survive_sigterm_from_this_version_on() -> None:
@@ -91,3 +94,28 @@ def test_a_class_can_stand_in_for_the_http_protocol() -> None:
     config.load()
     assert config.http_protocol_class is make  # type: ignore[comparison-overlap]
     assert config.ws_protocol_class is None
+
+
+def test_the_servers_loop_is_a_tick_that_says_when_to_end() -> None:
+    """`main_loop`, which we replace, only waits; what it does is in `on_tick`, at a count of 0 too."""
+    source = inspect.getsource(Server.main_loop)
+    assert source.count("await self.on_tick(counter)") == 2
+    assert "counter % 10 == 0" in inspect.getsource(Server.on_tick)
+
+
+def test_a_listener_ends_when_it_is_asked_and_keeps_the_date_until_then() -> None:
+    """It does not wait for its next look at the clock, and asked before it waits, it never waits."""
+
+    async def work() -> None:
+        for early in (True, False):
+            config = uvicorn.Config(lambda: None, log_config=None, server_header=False)
+            listener = Listener(config)
+            if early:
+                listener.leave()
+            task = asyncio.create_task(listener.main_loop())
+            await asyncio.sleep(0)
+            assert [name for name, _ in listener.server_state.default_headers] == [b"date"]
+            listener.leave()
+            await asyncio.wait_for(task, TICK / 2)
+
+    asyncio.run(work())
