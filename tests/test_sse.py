@@ -357,6 +357,7 @@ def test_the_events_are_those_of_the_standard(stream: bytes) -> None:
     """A plain line-by-line parser finds the same first event, end and error."""
     expected = by_the_standard(stream)
     assert first_event(stream) == (expected[0] if expected else None)
+    assert payloads(stream + b"\n\n") == by_the_standard(stream + b"\n\n")
     codes = [error_code(payload) for payload in expected]
     errors = [code for code in codes if code is not None]
     _, done, error, _ = scan([stream])
