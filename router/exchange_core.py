@@ -168,9 +168,8 @@ class ExchangeCore:
     @property
     def visibly_cut(self) -> bool:
         """Whether a broken answer shows it: by its framing, or by an error event at its end."""
-        if self.answer.chunked or self.error_told:
-            return True
-        return self.head is not None and self.head.framing == "length"
+        told = self.answer.chunked or self.error_told
+        return told or (self.head is not None and self.head.framing == "length")
 
     # ------------------------------------------------------------------ what is held
 

@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 
 import httpx
 
+from router.asking import NoReply, fetch, probe_client
 from router.doctor import Target
 from router.launch_backoff import Backoff
 from router.launch_codes import (
@@ -37,7 +38,6 @@ from router.launch_plan import Address, Plan, ServerPlan
 from router.launch_process import Name, State, Watched, meaning
 from router.launch_view import View, shown
 from router.load import ROLES, Role
-from router.poller import NoReply, fetch, probe_client
 
 SHOWN_LINES: Final = 15
 HEALTH_SECONDS: Final = 25.0  # SGLang's own check answers within 20 s, by design
