@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -134,11 +135,12 @@ async def test_three_policies_at_two_loads(tmp_path: Path) -> None:
         if turn.run == "speculative-1-2":
             raise StopError
 
-    async with pair(tmp_path, time_scale=0.2, dwell=0) as found:
+    async with pair(tmp_path, time_scale=0.35, dwell=0) as found:
         before = policy_of(found.stack)
         asked = options(
-            found.stack, out, wanted=Wanted(loads=loads, output_tokens=24, input_tokens=40)
-        )
+            found.stack, out, wanted=Wanted(loads=loads, output_tokens=24, input_tokens=40),
+            pace=msgspec.structs.replace(QUICK, window_s=0.8),
+        )  # fmt: skip
         with pytest.raises(StopError):
             await run_live(asked, Notes(stop))
         assert policy_of(found.stack) == before
@@ -166,7 +168,7 @@ async def test_three_policies_at_two_loads(tmp_path: Path) -> None:
     assert (shares["baseline", "2"], shares["speculative", "24"]) == (0.0, 1.0)
     assert shares["frontier", "2"] == pytest.approx(1.0)
     assert shares["frontier", "24"] < 0.2
-    assert all(each.errors == 0 and each.requests > 5 for each in result.outcomes)
+    assert all(each.errors == 0 and each.requests > 3 for each in result.outcomes)
     assert [each.load for each in result.advice] == ["2", "24", None]
     assert decode_comparison((out / "compare.json").read_bytes()) == result
     assert "frontier" in (out / "summary.txt").read_text(encoding="utf-8")
