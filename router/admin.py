@@ -25,7 +25,6 @@ from router.admin_page import StatusPage
 from router.affinity_exposition import AffinityCollector
 from router.auth import KeyRing
 from router.calibration_exposition import CalibrationCollector
-from router.errors import ErrorAnswer
 from router.explain import RING_SIZE
 from router.exposition import create_registry
 from router.line_exposition import LineCollector
@@ -41,13 +40,6 @@ from router.web import AnswerError, KeyGuard, handle_errors
 
 _log = logging.getLogger("crossover")
 
-NO_ADMIN_KEY: Final = ErrorAnswer(
-    403,
-    "invalid_request_error",
-    "no_admin_key",
-    "nothing can be changed without an admin key: start the router with --admin-key or "
-    "CROSSOVER_ADMIN_KEY and send it as Authorization: Bearer KEY",
-)
 OPEN: Final = frozenset({"/", "/healthz"})  # paths that tell nothing, and so need no key
 _ERRORS: Final[dict[int | str, dict[str, Any]]] = {
     401: {"model": ErrorBody, "description": "The admin key is missing or wrong."},
@@ -80,7 +72,7 @@ class Admin:
         That the key is right was seen to before.
         """
         if self._relay.settings.admin_key is None:
-            raise AnswerError(NO_ADMIN_KEY)
+            raise AnswerError(errors.NO_ADMIN_KEY)
 
     async def metrics(self, request: Request) -> Response:
         """Everything for Prometheus: its text format, or OpenMetrics if asked for by `Accept`."""

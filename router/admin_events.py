@@ -14,17 +14,10 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from router import errors
 from router.decision_feed import DecisionFeed, Listener, TooManyListenersError
-from router.errors import ErrorAnswer
 from router.web import AnswerError
 
-TOO_MANY_LISTENERS: Final = ErrorAnswer(
-    503,
-    "rate_limit_error",
-    "too_many_listeners",
-    "too many listen to the decisions already: close another status page, or read /decisions",
-    retry_after=5,
-)
 HEADERS: Final = {
     "content-type": "text/event-stream",
     "cache-control": "no-store",
@@ -66,4 +59,4 @@ def listen(feed: DecisionFeed, clock: Callable[[], float], last_id: str) -> Even
     try:
         return EventStream(feed, feed.join(clock(), last_id))
     except TooManyListenersError as error:
-        raise AnswerError(TOO_MANY_LISTENERS) from error
+        raise AnswerError(errors.TOO_MANY_LISTENERS) from error

@@ -140,6 +140,34 @@ DRAIN_LIMIT = ErrorAnswer(
 )
 INTERNAL = ErrorAnswer(500, _SERVER, "internal_error", "an error inside the router")
 
+# --- what the ordinary endpoints of both listeners answer besides: never part of a relayed request
+NO_ADMIN_KEY = ErrorAnswer(
+    403,
+    _INVALID,
+    "no_admin_key",
+    "nothing can be changed without an admin key: start the router with --admin-key or "
+    "CROSSOVER_ADMIN_KEY and send it as Authorization: Bearer KEY",
+)
+STORED = NOT_FOUND.with_message(
+    "stored responses live in the memory of one server only and this address stands for two: "
+    "they can be neither read nor cancelled here"
+)
+MODEL_NOT_FOUND = ErrorAnswer(404, _INVALID, "model_not_found", "the model does not exist", "model")
+INVALID_VALUE = ErrorAnswer(
+    422, _INVALID, "invalid_value", "a parameter or a field of the body is not valid"
+)
+NOT_READY = ErrorAnswer(503, _SERVER, "not_ready", "no backend is ready yet", retry_after=1)
+TOO_MANY_LISTENERS = ErrorAnswer(
+    503,
+    _SERVER,
+    "too_many_listeners",
+    "too many listen to the decisions already: close another status page, or read /decisions",
+    retry_after=5,
+)
+BAD_ANSWER = ErrorAnswer(
+    502, _SERVER, "backend_bad_answer", "no backend gave an answer that can be used"
+)
+
 
 def phrase(status: int) -> bytes:
     """The reason phrase of a status, empty for one that has none."""

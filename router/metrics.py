@@ -26,32 +26,33 @@ from typing import Final
 
 import msgspec
 
+from router.explained import Explained
 from router.load import ROLES, Role
 from router.policy import Reason
 from router.routes import ROUTES
 
 
-class Outcome(enum.StrEnum):
+class Outcome(Explained):
     """How a request ended. A closed set: each is a metric label."""
 
-    OK = "ok"
-    CLIENT_ERROR = "client_error"  # the backend answered 4xx
-    REFUSED = "refused"  # 429 or 503, or a stream whose first event says so
-    BACKEND_ERROR = "backend_error"  # another 5xx, or an error event in the middle of a stream
-    BACKEND_LOST = "backend_lost"  # the connection could not be made or was cut
-    TIMEOUT = "timeout"
-    CLIENT_GONE = "client_gone"
-    REJECTED = "rejected"  # our own answer: nothing was sent to a backend
-    BROKEN = "broken"  # cut by us at the drain limit
+    OK = "ok", "the whole answer was relayed"
+    CLIENT_ERROR = "client_error", "the backend answered 4xx"
+    REFUSED = "refused", "429 or 503, or a stream whose first event says so"
+    BACKEND_ERROR = "backend_error", "another 5xx, or an error event in the middle of a stream"
+    BACKEND_LOST = "backend_lost", "the connection could not be made or was cut"
+    TIMEOUT = "timeout", "the backend did not begin, or stopped, for longer than it may"
+    CLIENT_GONE = "client_gone", "the client left before the end"
+    REJECTED = "rejected", "our own answer: nothing was sent to a backend"
+    BROKEN = "broken", "cut by us at the drain limit"
 
 
-class Retry(enum.StrEnum):
+class Retry(Explained):
     """Why a request was sent a second time, or was not for want of budget."""
 
-    CONNECT = "replay_connect"  # to the other backend: the first could not be reached
-    STALE = "replay_stale"  # to the same backend: a reused connection was dead
-    REFUSED = "replay_refused"  # to the other backend: the first refused before working
-    BUDGET_EXHAUSTED = "budget_exhausted"  # a refusal was handed on: too many replays of late
+    CONNECT = "replay_connect", "to the other backend: the first could not be reached"
+    STALE = "replay_stale", "to the same backend: a reused connection was dead"
+    REFUSED = "replay_refused", "to the other backend: the first refused before working"
+    BUDGET_EXHAUSTED = "budget_exhausted", "a refusal was handed on: too many replays of late"
 
 
 class Rejection(enum.StrEnum):

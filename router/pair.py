@@ -38,13 +38,6 @@ KEEP_INFO: Final = 2.0  # seconds; costs a backend a round trip through its sche
 KEEP_LOADS: Final = 0.1  # seconds; costs a backend a memory read
 LOADS_TIMEOUT: Final = 1.0  # seconds, then our own count has to do
 
-STORED: Final = errors.NOT_FOUND.with_message(
-    "stored responses live in the memory of one server only and this address stands for two: "
-    "they can be neither read nor cancelled here"
-)
-NOT_READY: Final = ErrorAnswer(
-    503, "server_error", "not_ready", "no backend is ready yet", retry_after=1
-)
 EXPOSED: Final = (
     "x-crossover-backend", "x-crossover-reason", "x-crossover-concurrency",
     "x-crossover-threshold", "x-request-id", "retry-after",
@@ -111,9 +104,7 @@ class PairEndpoints:
         raw = by_id.get(wanted, by_id.get(wanted.removesuffix("/")))
         if raw is None:
             text = f"The model '{wanted[:200]}' does not exist"
-            raise AnswerError(
-                ErrorAnswer(404, "invalid_request_error", "model_not_found", text, "model")
-            )
+            raise AnswerError(errors.MODEL_NOT_FOUND.with_message(text, "model"))
         return _json(bytes(raw))
 
     async def health(self, _: Request) -> Response:
@@ -121,7 +112,7 @@ class PairEndpoints:
         if self._relay.draining:
             raise AnswerError(errors.DRAINING)
         if not self._relay.health.ready():
-            raise AnswerError(NOT_READY)
+            raise AnswerError(errors.NOT_READY)
         return Response(status_code=200)
 
     async def root(self, request: Request) -> Response:
@@ -165,7 +156,7 @@ class PairEndpoints:
 
     async def stored(self, _: Request) -> Response:
         """Says why a stored response cannot be had."""
-        raise AnswerError(STORED)
+        raise AnswerError(errors.STORED)
 
     def _asked(self) -> PairClient:
         if self._client is None:

@@ -17,7 +17,6 @@ import httpx
 import msgspec
 
 from router import errors
-from router.errors import ErrorAnswer
 from router.health import Health
 from router.load import ROLES, Role
 from router.view import RelayView
@@ -30,10 +29,6 @@ _log = logging.getLogger("crossover")
 TIMEOUT: Final = 5.0  # seconds for a whole answer
 MAX_ANSWER: Final = 4 * 1024 * 1024  # bytes; SGLang's /server_info is 31 KB
 KEEP_FAILURE: Final = 1.0  # seconds
-
-BAD_ANSWER: Final = ErrorAnswer(
-    502, "server_error", "backend_bad_answer", "no backend gave an answer that can be used"
-)
 
 
 def create_client() -> httpx.AsyncClient:
@@ -90,7 +85,7 @@ class PairClient:
             if body is not None:
                 return body
             reached = reached or status is not None
-        raise AnswerError(BAD_ANSWER if reached else errors.NO_BACKEND)
+        raise AnswerError(errors.BAD_ANSWER if reached else errors.NO_BACKEND)
 
     async def both(self, paths: Sequence[str], timeout: float = TIMEOUT) -> dict[Role, Any]:
         """What each backend answers, as objects; one that gives no JSON object is left out.

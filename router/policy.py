@@ -20,46 +20,46 @@ not the mix of requests.
 
 from __future__ import annotations
 
-import enum
 from typing import Final, Protocol
 
 import msgspec
 
 from router.affinity import stays
+from router.explained import Explained
 from router.frontier import Frontier, below_band
 from router.load import BASELINE, SPECULATIVE, BackendLoad, LoadSnapshot, PolicyMemory, Role
 from router.request import RequestInfo
 
 
-class Reason(enum.StrEnum):
+class Reason(Explained):
     """Why a backend was chosen. A closed set: each is a metric label."""
 
-    BELOW_THRESHOLD = "below_threshold"  # speculative: n < F(m)
-    AT_THRESHOLD = "at_threshold"  # baseline: the line is reached
-    BAND = "band"  # baseline: below the line, not yet below the band
-    DWELL = "dwell"  # the server in use: below the band, or worth leaving, not yet long enough
-    CAP = "cap"  # baseline: the speculative server runs as many as it may
-    ALWAYS = "always"  # speculative: the line is infinite
-    NEVER = "never"  # baseline: the line is zero
-    PINNED = "pinned"  # the client asked, and may
-    UNAVAILABLE = "unavailable"  # the other backend takes no new work
-    FENCE_STRUCTURED = "fence_structured_output"
-    FENCE_LOGPROBS = "fence_logprobs"
-    FENCE_CHOICES = "fence_n"
-    FENCE_PROMPT = "fence_prompt"
-    CONTENDED = "contended"  # the preferred backend refused work a moment ago
-    QUEUED = "queued"  # the preferred backend queues
-    KV_CACHE = "kv_cache"  # the preferred backend is short of KV cache
-    FIXED = "fixed"  # a policy that always names one backend
-    LEAST_IN_FLIGHT = "least_in_flight"
-    ROUND_ROBIN = "round_robin"
-    FORECAST = "forecast"  # the server in use: switching is not expected to pay
-    FORECAST_SWITCH = "forecast_switch"  # the other one from now on: switching is expected to pay
-    FORECAST_UNSURE = "forecast_unsure"  # the server in use: too little seen, or a switch under way
-    JOIN = "join"  # the server that one more request serves better
-    PREFIX = "prefix"  # the server with the conversation's prefix: the other is not worth moving
-    REPLAY_CONNECT = "replay_connect"  # the first backend could not be reached
-    REPLAY_REFUSED = "replay_refused"  # the first backend refused before working
+    BELOW_THRESHOLD = "below_threshold", "speculative: n < F(m)"
+    AT_THRESHOLD = "at_threshold", "baseline: the line is reached"
+    BAND = "band", "baseline: below the line, not yet below the band"
+    DWELL = "dwell", "the server in use: below the band, or worth leaving, not yet long enough"
+    CAP = "cap", "baseline: the speculative server runs as many as it may"
+    ALWAYS = "always", "speculative: the line is infinite"
+    NEVER = "never", "baseline: the line is zero"
+    PINNED = "pinned", "the client asked, and may"
+    UNAVAILABLE = "unavailable", "the other backend takes no new work"
+    FENCE_STRUCTURED = "fence_structured_output", "baseline: the request wants structured output"
+    FENCE_LOGPROBS = "fence_logprobs", "baseline: the request wants log probabilities"
+    FENCE_CHOICES = "fence_n", "baseline: the request wants more than one choice"
+    FENCE_PROMPT = "fence_prompt", "baseline: the prompt is longer than the fence"
+    CONTENDED = "contended", "the preferred backend refused work a moment ago"
+    QUEUED = "queued", "the preferred backend queues"
+    KV_CACHE = "kv_cache", "the preferred backend is short of KV cache"
+    FIXED = "fixed", "a policy that always names one backend"
+    LEAST_IN_FLIGHT = "least_in_flight", "the backend with the lower concurrency"
+    ROUND_ROBIN = "round_robin", "the backend whose turn it is"
+    FORECAST = "forecast", "the server in use: switching is not expected to pay"
+    FORECAST_SWITCH = "forecast_switch", "the other one from now on: switching is expected to pay"
+    FORECAST_UNSURE = "forecast_unsure", "the server in use: too little seen, or a switch under way"
+    JOIN = "join", "the server that one more request serves better"
+    PREFIX = "prefix", "the server with the conversation's prefix: the other is not worth moving"
+    REPLAY_CONNECT = "replay_connect", "the first backend could not be reached"
+    REPLAY_REFUSED = "replay_refused", "the first backend refused before working"
 
 
 BELOW_THRESHOLD, DWELL = Reason.BELOW_THRESHOLD, Reason.DWELL

@@ -70,7 +70,7 @@ def _invalid(error: RequestValidationError) -> ErrorAnswer:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"][1:]) or str(first["loc"][0])
     text = f"{where}: {first['msg']}"
-    return ErrorAnswer(422, "invalid_request_error", "invalid_value", text, where)
+    return errors.INVALID_VALUE.with_message(text, where)
 
 
 class KeyGuard:

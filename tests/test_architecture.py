@@ -38,6 +38,7 @@ PURE = {
         "doctor_speculation",
         "drift",
         "errors",
+        "explained",
         "exchange",
         "exchange_core",
         "fingerprint",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -19,11 +20,13 @@ def test_which_status_each_error_has() -> None:
     """A client can tell by the status whose fault it is and whether to try again."""
     assert {name: row.status for name, row in ROWS.items()} == {
         "BAD_REQUEST": 400, "BAD_BODY": 400, "STATEFUL": 400, "BAD_PIN": 400,
-        "UNAUTHORIZED": 401, "NOT_FOUND": 404, "METHOD_NOT_ALLOWED": 405,
+        "UNAUTHORIZED": 401, "NO_ADMIN_KEY": 403, "NOT_FOUND": 404, "STORED": 404,
+        "MODEL_NOT_FOUND": 404, "METHOD_NOT_ALLOWED": 405,
         "REQUEST_TIMEOUT": 408, "BODY_TOO_LARGE": 413, "URL_TOO_LONG": 414,
-        "EXPECTATION_FAILED": 417, "HEADERS_TOO_LARGE": 431, "BAD_VERSION": 505,
+        "EXPECTATION_FAILED": 417, "INVALID_VALUE": 422, "HEADERS_TOO_LARGE": 431, "BAD_VERSION": 505,
         "BAD_TRANSFER_CODING": 501, "QUEUE_FULL": 429, "QUEUE_TIMEOUT": 429, "OVERLOADED": 503, "NO_FILES": 503,
         "TOO_MANY_CONNECTIONS": 503, "DRAINING": 503, "NO_BACKEND": 503,
+        "NOT_READY": 503, "TOO_MANY_LISTENERS": 503, "BAD_ANSWER": 502,
         "PINNED_UNAVAILABLE": 503, "CONNECT_FAILED": 502, "CONNECT_TIMEOUT": 502,
         "BACKEND_LOST": 502, "BACKEND_PROTOCOL": 502, "FIRST_BYTE_TIMEOUT": 504,
         "IDLE_TIMEOUT": 504, "DRAIN_LIMIT": 503, "INTERNAL": 500,
@@ -75,6 +78,15 @@ def test_a_code_has_one_status_and_type() -> None:
     seen: dict[str, tuple[int, str]] = {}
     for row in ROWS.values():
         assert seen.setdefault(row.code, (row.status, row.type)) == (row.status, row.type)
+
+
+def test_every_error_is_in_the_table() -> None:
+    """No other module makes an error of its own: the table is the only place for them."""
+    elsewhere = {
+        path.name for path in Path(errors.__file__).parent.glob("*.py")
+        if re.search(r"\bErrorAnswer\(", path.read_text(encoding="utf-8"))
+    }  # fmt: skip
+    assert elsewhere == {"errors.py"}
 
 
 def test_a_message_of_its_own_keeps_the_row() -> None:
