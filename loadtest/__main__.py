@@ -13,6 +13,7 @@ from loadtest.calibrate_cli import calibrate
 from loadtest.compare_cli import compare
 from loadtest.demo_cli import demo
 from loadtest.engine_cli import engine
+from loadtest.exit_codes import BAD_VALUE, INTERRUPTED, OK
 from loadtest.fit_cli import ManyFiles, fit
 from loadtest.report_cli import report
 from loadtest.sweep_cli import sweep
@@ -44,10 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = app(arguments, prog_name="loadtest", standalone_mode=False)
     except TyperException as error:
         print(f"loadtest: {error.format_message()} (see `loadtest --help`)", file=sys.stderr)
-        return 2
+        return BAD_VALUE
     except typer.Abort:
-        return 130
-    return code if isinstance(code, int) else 0
+        return INTERRUPTED
+    return code if isinstance(code, int) else OK
 
 
 if __name__ == "__main__":

@@ -35,13 +35,12 @@ from loadtest.bench_load import (
 from loadtest.bench_stage import Control, Stage, Target, enough_files, own_cores, pin
 from loadtest.bench_table import notes, table
 from loadtest.children import ChildError, Children
+from loadtest.exit_codes import FAILED, INTERRUPTED, OK, TERMINATED
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 LONG: Final = 10_000  # tokens of a stream that outlasts its measurement
-INTERRUPTED: Final = 130
-TERMINATED: Final = 143
 WIDTH: Final = 120  # of the table when it goes into a file
 
 
@@ -275,7 +274,7 @@ def bench(
             rows = runner.run(run(QUICK if quick else Plan(), show))
     except (ChildError, NoAnswerError) as error:
         print(f"loadtest bench: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
+        raise typer.Exit(FAILED) from None
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     except asyncio.CancelledError:
@@ -286,7 +285,7 @@ def bench(
     Console(width=None if sys.stdout.isatty() else WIDTH).print(table(rows))
     for note in notes(rows):
         print(note)
-    raise typer.Exit(1 if any(row.errors for row in rows) else 0)
+    raise typer.Exit(FAILED if any(row.errors for row in rows) else OK)
 
 
 def _us(seconds: float | None) -> float | None:

@@ -7,14 +7,14 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from loadtest.exit_codes import BAD_VALUE, FAILED, INTERRUPTED, OK, TERMINATED
 from loadtest.fit_cli import Aim, Gpus
 from loadtest.sweep_cli import (
-    INTERRUPTED,
-    TERMINATED,
+    LEVELS,
     WarmUp,
     command_given,
     levels_in,
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from loadtest.calibrate import Wanted
     from router.calibration import Calibration
 
-LEVELS: Final = "1,2,4,8,16,32,48,64,96,128,192,256"
 
 Url = Annotated[str, typer.Option(help="Base URL of this server.")]
 Out = Annotated[Path, typer.Option(help="The calibration to write, for crossover serve.")]
@@ -134,7 +133,7 @@ def _examine(wanted: Wanted, *, anyway: bool) -> None:
         looked = asyncio.run(diagnose(targets_of(urls, dict.fromkeys(Role, wanted.key))))
     except CannotLookError as error:
         print(f"loadtest calibrate: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
+        raise typer.Exit(FAILED) from None
     show(looked, Console(stderr=True, width=None if sys.stderr.isatty() else WIDTH))
     if not looked.examination.sound and not anyway:
         print(
@@ -142,7 +141,7 @@ def _examine(wanted: Wanted, *, anyway: bool) -> None:
             " says; mend what is found, or give --anyway",
             file=sys.stderr,
         )
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)
 
 
 def _run(wanted: Wanted, out: Path) -> int:
@@ -168,12 +167,12 @@ def _run(wanted: Wanted, out: Path) -> int:
         out.write_bytes(format_calibration(found))
     except (ServerFailedError, FitError, CurveError) as error:
         print(f"loadtest calibrate: {error}", file=sys.stderr)
-        return 1
+        return FAILED
     except (PromptError, SweepError) as error:
         raise typer.BadParameter(str(error)) from error
     except OSError as error:
         print(f"loadtest calibrate: {error.filename}: {error.strerror}", file=sys.stderr)
-        return 2
+        return BAD_VALUE
     except KeyboardInterrupt:
         return say_stopped(INTERRUPTED)
     except asyncio.CancelledError:
@@ -181,7 +180,7 @@ def _run(wanted: Wanted, out: Path) -> int:
     *said, verdict = describe(found)
     for line in [*said, f"written: {out}", verdict]:
         print(line)
-    return 0
+    return OK
 
 
 async def _until_told(wanted: Wanted, show: object, console: object) -> Calibration:

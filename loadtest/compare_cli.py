@@ -8,7 +8,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-BAD_INPUT = 2
+from loadtest.exit_codes import BAD_VALUE
+
 # Options of the one kind of comparison that the other has no use for.
 ONLY_SIMULATED: Final = (
     *("curves", "calibration", "arm", "shape", "low", "judged_after", "gpus", "turns"),
@@ -184,4 +185,4 @@ def _simulated(asked: dict[str, Any]) -> None:
         run_compare(given)
     except InputError as error:
         typer.echo(f"loadtest: {error}", err=True)
-        raise typer.Exit(BAD_INPUT) from None
+        raise typer.Exit(BAD_VALUE) from None

@@ -27,6 +27,7 @@ from loadtest.demo_report import Finished, check_all, invite, report
 from loadtest.demo_speed import Speed, judge, summed, virtual
 from loadtest.demo_stage import MODEL, Operator, Stage, set_up
 from loadtest.demo_view import Board, introduce, make_console, show_stage
+from loadtest.exit_codes import FAILED, INTERRUPTED, TERMINATED
 from loadtest.record import RequestRecord, write_records
 from loadtest.verdict import Check, Decided
 from router.load import Role
@@ -51,8 +52,6 @@ LIVE_S: Final = 0.25
 LINE_S: Final = 1.0
 DECISIONS_S: Final = 1.0
 KEEP_CHECK_S: Final = 1.0
-INTERRUPTED: Final = 130
-TERMINATED: Final = 143
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -92,7 +91,7 @@ def run_demo(options: Options) -> int:
             return _demonstrate(console, options, children, Path(directory), ending)
     except ChildError as error:
         console.print(Text(f"✗ {error}", "red"), soft_wrap=True)
-        return 1
+        return FAILED
     except (KeyboardInterrupt, asyncio.CancelledError):
         console.print("\nStopped.")
         return TERMINATED if ending.asked else INTERRUPTED

@@ -27,6 +27,7 @@ from loadtest.engine_config import ConfigError, EngineConfig
 from loadtest.engine_core import EngineCore
 from loadtest.engine_http import EngineProtocol
 from loadtest.engine_server import Seen, SimulatedServer
+from loadtest.exit_codes import FAILED, OK
 from loadtest.gpu_share import GpuShare, OwnGpu, SharedGpu
 
 # As SGLang and uvicorn have it.
@@ -191,7 +192,7 @@ async def serve(config: EngineConfig, host: str, port: int) -> int:
             flush=True,
         )
         await engine.stopped.wait()
-        return 1 if engine.server.crashed else 0
+        return FAILED if engine.server.crashed else OK
 
 
 def _default_headers() -> list[tuple[bytes, bytes]]:

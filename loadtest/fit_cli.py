@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.core import TyperCommand
 
+from loadtest.exit_codes import BAD_VALUE
+
 if TYPE_CHECKING:
     from loadtest.contention import Both
     from router.calibration import Calibration
@@ -113,10 +115,10 @@ def fit(
         out.write_bytes(format_calibration(made))
     except (SweepError, OwnSweepError, FitError, CurveError) as error:
         print(f"loadtest: {error}", file=sys.stderr)
-        raise typer.Exit(2) from error
+        raise typer.Exit(BAD_VALUE) from error
     except OSError as error:
         print(f"loadtest: {error.filename}: {error.strerror}", file=sys.stderr)
-        raise typer.Exit(2) from error
+        raise typer.Exit(BAD_VALUE) from error
     *said, verdict = describe(made)
     for line in [*said, f"written: {out}", verdict]:
         print(line)

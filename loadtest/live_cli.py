@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import shlex
 import signal
 import sys
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ import typer
 import uvloop
 from rich.console import Console
 
+from loadtest.exit_codes import BAD_VALUE, FAILED, OK
 from loadtest.live_load import Wanted
 from loadtest.live_router import ADMIN_KEY_ENV
 from loadtest.live_run import Options, run_live
@@ -33,11 +33,10 @@ from loadtest.live_schema import (
 )
 from loadtest.live_view import WIDTH, Lines, report, shown
 from loadtest.prompts import PromptError
+from loadtest.sweep_cli import command_given
 from loadtest.sweep_probe import KEY_ENV
 from loadtest.sweep_schema import Pace, ServerFailedError, SweepError
 
-FAILED: Final = 1
-BAD_VALUE: Final = 2
 LOADS: Final = "8,32,64"
 SECONDS: Final = 60.0
 OUTPUT_TOKENS: Final = 128
@@ -89,7 +88,7 @@ def live(given: Mapping[str, Any]) -> int:
         return 128 + ending.number
     Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False).print(report(found))
     print(f"Written to {options.out}")
-    return 0
+    return OK
 
 
 def read(given: Mapping[str, Any]) -> Options:
@@ -128,13 +127,8 @@ def read(given: Mapping[str, Any]) -> Options:
         model=given["model"],
         timeout=given["timeout"],
         plot=given["plot"],
-        command=command(sys.argv),
+        command=command_given(),
     )
-
-
-def command(typed: list[str]) -> str:
-    """What was typed; a password in a URL is left out."""
-    return shlex.join(["loadtest", *(_without_user(word) for word in typed[1:])])
 
 
 async def _until_told(options: Options, show: Lines, ending: Ending) -> Comparison:
@@ -154,12 +148,6 @@ async def _until_told(options: Options, show: Lines, ending: Ending) -> Comparis
 def _say(error: Exception, code: int) -> int:
     print(f"loadtest compare: {error}", file=sys.stderr)
     return code
-
-
-def _without_user(word: str) -> str:
-    scheme, sep, rest = word.partition("://")
-    authority, slash, path = rest.partition("/")
-    return f"{scheme}{sep}{authority.rpartition('@')[2]}{slash}{path}" if sep else word
 
 
 def _policies(text: str) -> tuple[str, ...]:

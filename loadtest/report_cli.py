@@ -12,6 +12,8 @@ from typing import Annotated
 
 import typer
 
+from loadtest.exit_codes import BAD_VALUE
+
 
 def report(
     calibration: Annotated[Path, typer.Argument(help="The file that `loadtest fit` wrote.")],
@@ -49,10 +51,10 @@ def report(
             print(f"written: {page.with_suffix('.png')}")
     except OSError as error:
         print(f"loadtest: {error.filename}: {error.strerror}", file=sys.stderr)
-        raise typer.Exit(2) from error
+        raise typer.Exit(BAD_VALUE) from error
     except CalibrationError as error:
         print(f"loadtest: {calibration}: {error}", file=sys.stderr)
-        raise typer.Exit(2) from error
+        raise typer.Exit(BAD_VALUE) from error
     except (RecordError, PlotError) as error:
         print(f"loadtest: {error}", file=sys.stderr)
-        raise typer.Exit(2) from error
+        raise typer.Exit(BAD_VALUE) from error

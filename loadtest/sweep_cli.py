@@ -7,11 +7,13 @@ import os
 import shlex
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from loadtest.exit_codes import FAILED, INTERRUPTED, OK, TERMINATED
 from router.load import Role
 
 if TYPE_CHECKING:
@@ -23,8 +25,6 @@ LEVELS: Final = "1,2,4,8,16,32,48,64,96,128,192,256"
 OUTPUT_TOKENS: Final = 128
 MOST_TIMES: Final = 6  # --seconds, unless --most-seconds says otherwise
 POLL_S: Final = 0.5  # between two looks at the server's load
-INTERRUPTED: Final = 130
-TERMINATED: Final = 143
 
 Url = Annotated[list[str], typer.Option("--url", help="A server's base URL; once for each --role.")]
 RoleOption = Annotated[
@@ -144,7 +144,7 @@ def _run(options: Options) -> int:
             found = runner.run(_until_told(options, show))
     except ServerFailedError as error:
         print(f"loadtest sweep: {error}", file=sys.stderr)
-        return 1
+        return FAILED
     except (PromptError, SweepError) as error:
         raise typer.BadParameter(str(error)) from error
     except KeyboardInterrupt:
@@ -153,7 +153,7 @@ def _run(options: Options) -> int:
         return say_stopped(TERMINATED)
     Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False).print(report(found))
     print(f"Written to {options.out}")
-    return 0
+    return OK
 
 
 async def _until_told(options: Options, show: Lines) -> Sweep:
@@ -174,9 +174,9 @@ def say_stopped(code: int) -> int:
     return code
 
 
-def command_given() -> str:
-    """What was typed; a password in a URL is left out."""
-    words = ["loadtest", *sys.argv[1:]]
+def command_given(typed: Sequence[str] | None = None) -> str:
+    """What was typed, after the command's own name; a password in a URL is left out."""
+    words = ["loadtest", *(sys.argv if typed is None else typed)[1:]]
     return shlex.join(_without_user(word) for word in words)
 
 

@@ -18,12 +18,8 @@ from router import __version__
 from router.config import GROUPS, Settings, SettingsError, is_secret, load_settings_and_sources
 from router.config_flags import reference, with_flags
 from router.doctor_cli import doctor
+from router.exit_codes import EXIT_CONFIGURATION, EXIT_FAILURE
 from router.launch_cli import launch
-
-EXIT_OK = 0
-EXIT_CONFIGURATION = 2
-EXIT_CANNOT_BIND = 3
-EXIT_FAILURE = 4
 
 app = typer.Typer(
     name="crossover",

@@ -32,6 +32,7 @@ import uvloop
 from router import __version__
 from router.admin import create_admin_app
 from router.calibration import CalibrationError
+from router.exit_codes import EXIT_CANNOT_BIND, EXIT_CONFIGURATION, EXIT_OK
 from router.frontend import OrdinaryProtocol, RelayProtocol
 from router.listener import Listener
 from router.logs import LineWriter, configure_logging
@@ -48,10 +49,6 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from router.config import Settings
-
-EXIT_OK: Final = 0
-EXIT_CONFIGURATION: Final = 2
-EXIT_CANNOT_BIND: Final = 3
 
 BACKLOG: Final = 4096  # asyncio's default of 100 loses SYNs when hundreds connect at once
 BREAK_SECONDS: Final = 1.0  # how long a break may take to reach a client that reads

@@ -12,15 +12,13 @@ import typer
 from router.config import Settings, SettingsError, load_settings
 from router.config_sources import gather
 from router.doctor_facts import threshold_in
+from router.exit_codes import EXIT_CONFIGURATION, EXIT_OK, EXIT_SPOILED
 from router.load import Role
 
 if TYPE_CHECKING:
     from router.doctor import Looked
     from router.frontier import Frontier
 
-EXIT_SOUND: Final = 0
-EXIT_SPOILED: Final = 1
-EXIT_CANNOT_LOOK: Final = 2
 PIPE_WIDTH: Final = 160  # columns
 
 Config = Annotated[
@@ -91,7 +89,7 @@ def doctor(
 
         # A pipe has no width; 80 columns would break what somebody greps for.
         show(looked, Console(width=None if sys.stdout.isatty() else PIPE_WIDTH))
-    raise typer.Exit(EXIT_SOUND if looked.examination.sound else EXIT_SPOILED)
+    raise typer.Exit(EXIT_OK if looked.examination.sound else EXIT_SPOILED)
 
 
 def _configured(flags: dict[str, object], config: Path | None) -> tuple[Settings, Frontier | None]:
@@ -112,7 +110,7 @@ def _configured(flags: dict[str, object], config: Path | None) -> tuple[Settings
         lines = (str(error),)
     for text in lines:
         sys.stderr.write(f"crossover doctor: {text}\n")
-    raise typer.Exit(EXIT_CANNOT_LOOK)
+    raise typer.Exit(EXIT_CONFIGURATION)
 
 
 def _look(settings: Settings, threshold: float | None, *, canary: bool, timeout: float) -> Looked:
@@ -130,4 +128,4 @@ def _look(settings: Settings, threshold: float | None, *, canary: bool, timeout:
         return asyncio.run(work)
     except CannotLookError as error:
         sys.stderr.write(f"crossover doctor: {error}\n")
-        raise typer.Exit(EXIT_CANNOT_LOOK) from None
+        raise typer.Exit(EXIT_CONFIGURATION) from None

@@ -23,14 +23,14 @@ import httpx
 
 from router.asking import NoReply, fetch, probe_client
 from router.doctor import Target
-from router.launch_backoff import Backoff
-from router.launch_codes import (
-    CODE_OF,
+from router.exit_codes import (
     EXIT_FAILURE,
     EXIT_INTERRUPTED,
     EXIT_OK,
     EXIT_SERVER_ENDED,
 )
+from router.launch_backoff import Backoff
+from router.launch_codes import CODE_OF
 from router.launch_doctor import look
 from router.launch_hints import hint_in
 from router.launch_kept import Command, Keepers

@@ -17,7 +17,7 @@ from typing import Final
 import yaml
 
 from router.app import BindError, bind
-from router.launch_codes import EXIT_CANNOT_BIND, EXIT_NO_GPU, EXIT_NO_MODEL, EXIT_NO_SGLANG
+from router.exit_codes import EXIT_CANNOT_BIND, EXIT_NO_GPU, EXIT_NO_MODEL, EXIT_NO_SGLANG
 from router.launch_flags import Flags, from_yaml
 from router.launch_gpu_facts import Machine
 from router.launch_model import ModelFacts, doubts, misfits, read, short_draft

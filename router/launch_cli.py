@@ -12,7 +12,7 @@ from router.config import SettingsError
 from router.config_flags import Command, parameter_of, with_flags
 from router.config_launch import LaunchTableError
 from router.config_sources import ENV_PREFIX
-from router.launch_codes import EXIT_CONFIGURATION, EXIT_FAILURE, EXIT_INTERRUPTED
+from router.exit_codes import EXIT_CONFIGURATION, EXIT_FAILURE, EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
     from router.launch import Job

@@ -20,9 +20,9 @@ from router.config_launch import LaunchTable, read_launch
 from router.config_sources import ENV_CONFIG, ENV_PREFIX, gather
 from router.config_types import BackendUrl, is_loopback
 from router.doctor_facts import threshold_in
+from router.exit_codes import EXIT_CONFIGURATION, EXIT_NO_GPU
 from router.launch import Job
 from router.launch_checks import LaunchError
-from router.launch_codes import EXIT_CONFIGURATION, EXIT_NO_GPU
 from router.launch_flags import FlagError, from_args, merged, value_of
 from router.launch_gpu_facts import Machine
 from router.launch_gpus import ProbeError, interpreter_environment, look

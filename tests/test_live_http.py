@@ -21,7 +21,6 @@ from rich.console import Console
 from loadtest.__main__ import main
 from loadtest.engine import EngineConfig, RunningEngine, running_engine
 from loadtest.live_borrow import Borrowed, borrowed
-from loadtest.live_cli import command
 from loadtest.live_files import LiveDirectory, Loan
 from loadtest.live_load import Wanted
 from loadtest.live_router import RouterAdmin
@@ -37,6 +36,7 @@ from loadtest.live_schema import (
 )
 from loadtest.live_view import Bars, Lines, shown
 from loadtest.record import read_records
+from loadtest.sweep_cli import command_given
 from loadtest.sweep_level import Progress
 from loadtest.sweep_phases import Phase
 from loadtest.sweep_run import real_instruments
@@ -527,7 +527,7 @@ def test_bad_values(
 def test_command_without_password() -> None:
     """The command in the file is as typed, but for users and passwords in URLs."""
     typed = ["/x/loadtest", "compare", "--url", "http://a:b@h/v1", "--out", "my dir"]
-    assert command(typed) == "loadtest compare --url http://h/v1 --out 'my dir'"
+    assert command_given(typed) == "loadtest compare --url http://h/v1 --out 'my dir'"
 
 
 def test_a_bar_in_a_terminal() -> None:
