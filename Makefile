@@ -48,6 +48,7 @@ check: $(STAMP) ## Lint, format and types; whether what is generated is stale
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m deploy.grafana.dashboard --check
+	$(BIN)/python -m tests.reference
 
 .PHONY: bench
 bench: $(STAMP) ## What the relay costs per request and per chunk, on this machine
@@ -60,6 +61,10 @@ policy-table: $(STAMP) ## Every rule against both single servers, simulated; goe
 .PHONY: dashboard
 dashboard: $(STAMP) ## Write the Grafana dashboard's JSON from its code
 	@$(BIN)/python -m deploy.grafana.dashboard
+
+.PHONY: reference
+reference: $(STAMP) ## Write REFERENCE.md from the code
+	@$(BIN)/python -m tests.reference --write
 
 .PHONY: chaos
 chaos: $(STAMP) ## Kill, stop, drain and confuse the servers under load (about 3 minutes)

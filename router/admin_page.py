@@ -34,7 +34,7 @@ class StatusPage:
         }
 
     def response(self) -> Response:
-        """Answer `GET /`."""
+        """The status page; it holds no data and asks for it with the key."""
         return Response(self.html, headers=self.headers, media_type="text/html; charset=utf-8")
 
 

@@ -104,7 +104,10 @@ def kind_of(name: str) -> str:
 def choices_of(name: str) -> tuple[str, ...]:
     """Return the names that the setting can have, where it has names."""
     annotation = Settings.model_fields[name].annotation
-    return get_args(annotation) if get_origin(annotation) is Literal else ()
+    for kind in (annotation, *get_args(annotation)):  # the latter for one that may be absent
+        if get_origin(kind) is Literal:
+            return get_args(kind)
+    return ()
 
 
 def default_of(name: str) -> str | None:

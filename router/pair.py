@@ -22,7 +22,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Scope
 
-from router import __version__, errors, loads, routes, server_info
+from router import __version__, errors, loads, own_headers, routes, server_info
 from router.auth import OPEN_PATHS, load_keys
 from router.errors import ErrorAnswer
 from router.exposition import threshold_of
@@ -38,10 +38,7 @@ KEEP_INFO: Final = 2.0  # seconds; costs a backend a round trip through its sche
 KEEP_LOADS: Final = 0.1  # seconds; costs a backend a memory read
 LOADS_TIMEOUT: Final = 1.0  # seconds, then our own count has to do
 
-EXPOSED: Final = (
-    "x-crossover-backend", "x-crossover-reason", "x-crossover-concurrency",
-    "x-crossover-threshold", "x-request-id", "retry-after",
-)  # fmt: skip
+EXPOSED: Final = tuple(own_headers.RESPONSE)
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 

@@ -62,6 +62,7 @@ PURE = {
         "loads",
         "metrics",
         "offered",
+        "own_headers",
         "policies",
         "policy",
         "readings",
