@@ -20,6 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from router.launch_gpus import interpreter_environment
+
 GUARD: Final = 'while read pid; do pids="$pids $pid"; done; [ -z "$pids" ] || kill -9 $pids'
 POLL_S: Final = 0.02
 STOP_S: Final = 5.0
@@ -109,7 +111,11 @@ class Children:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**_own_environment(), "PYTHONPATH": os.pathsep.join(paths), **(env or {})},
+                env={
+                    **interpreter_environment(),
+                    "PYTHONPATH": os.pathsep.join(paths),
+                    **(env or {}),
+                },
                 start_new_session=True,
             )
         child = Child(name, process, log)
@@ -144,8 +150,3 @@ class Children:
             if self._guard.stdin is not None:
                 self._guard.stdin.close()
             self._guard = None
-
-
-def _own_environment() -> dict[str, str]:
-    """Ours, without the settings that a user may have for another router."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("CROSSOVER_")}

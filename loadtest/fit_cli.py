@@ -1,8 +1,4 @@
-"""The command `loadtest fit`: files in, a calibration file and words out.
-
-Exit codes: 0 a calibration was written, whatever its verdict; 2 the input cannot be used, with the
-reason in one line, and nothing was written.
-"""
+"""The command `loadtest fit`: files in, a calibration file and words out."""
 
 from __future__ import annotations
 

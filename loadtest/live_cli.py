@@ -33,16 +33,14 @@ from loadtest.live_schema import (
 )
 from loadtest.live_view import WIDTH, Lines, report, shown
 from loadtest.prompts import PromptError
-from loadtest.sweep_cli import command_given
+from loadtest.sweep_cli import OUTPUT_TOKENS, POLL_S, command_given
 from loadtest.sweep_probe import KEY_ENV
 from loadtest.sweep_schema import Pace, ServerFailedError, SweepError
 
 LOADS: Final = "8,32,64"
 SECONDS: Final = 60.0
-OUTPUT_TOKENS: Final = 128
 MOST_TIMES: Final = 3  # --seconds, if answers are few
 MOST_WARM_UP_S: Final = 120.0
-POLL_S: Final = 0.5  # between two looks at the router
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

@@ -1,8 +1,4 @@
-"""The command `loadtest report`: a calibration file in, a page and a picture out.
-
-Exit codes: 0 both were written; 2 the file is no calibration, the records cannot be read or
-matplotlib is missing (the page is written all the same), with the reason in one line.
-"""
+"""The command `loadtest report`: a calibration file in, a page and a picture out."""
 
 from __future__ import annotations
 

@@ -6,9 +6,7 @@ measured of that, at pairs of running requests, and answers for every other pair
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 import msgspec
@@ -60,35 +58,6 @@ class Contention(msgspec.Struct, frozen=True):
             kept_speculative += share / distance
             kept_baseline += other_share / distance
         return kept_speculative / total, kept_baseline / total
-
-
-def measured_overlaps(
-    pairs: Iterable[tuple[int, int, float, float]],
-    speculative_alone: Iterable[tuple[float, float]],
-    baseline_alone: Iterable[tuple[float, float]],
-) -> Contention:
-    """From tokens/s of both servers at once, and of each alone at levels (C, tokens/s).
-
-    A level that was not measured alone is read off between its neighbours. A share above 1 (noise)
-    counts as 1.
-    """
-    alone = [sorted(speculative_alone), sorted(baseline_alone)]
-    return Contention(
-        tuple(
-            Overlap(n, m, min(1.0, x / at_level(alone[0], n)), min(1.0, y / at_level(alone[1], m)))
-            for n, m, x, y in pairs
-        )
-    )
-
-
-def at_level(levels: list[tuple[float, float]], level: float) -> float:
-    """The value at this level, straight between sorted neighbours, constant beyond the ends."""
-    if level <= levels[0][0]:
-        return levels[0][1]
-    for (low, value), (high, other) in itertools.pairwise(levels):
-        if level <= high:
-            return value + (other - value) * (level - low) / (high - low)
-    return levels[-1][1]
 
 
 # Two servers (EAGLE-3 topk 1 at simulated acceptance 2.8, and a baseline) on one H200 with SGLang

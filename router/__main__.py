@@ -1,7 +1,6 @@
 """The command `crossover`. Each subcommand imports what it runs when it runs it.
 
-Exit codes: 0 a clean stop, 2 the configuration or the command line is refused, 3 an address cannot
-be bound, 4 anything else that ends the router.
+Nothing is decided here: `config` reads settings, `app` serves, `exit_codes` says how each may end.
 """
 
 import json

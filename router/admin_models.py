@@ -1,4 +1,8 @@
-"""The shapes of the admin listener's JSON, as its OpenAPI document describes them."""
+"""The shapes of the admin listener's JSON, as its OpenAPI document describes them.
+
+Shapes only: what fills them is in `status_view`, `status_calibration` and `explain`. A field that
+is there once keeps its name and unit, since programs read it.
+"""
 
 from __future__ import annotations
 

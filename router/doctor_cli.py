@@ -1,4 +1,8 @@
-"""The command `crossover doctor`: its flags, and its exit codes."""
+"""The command `crossover doctor`: its flags, and its exit codes.
+
+It judges nothing and asks nobody: `doctor` does the latter, `doctor_rules` the former. What it runs
+it imports when it runs it.
+"""
 
 from __future__ import annotations
 

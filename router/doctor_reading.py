@@ -23,7 +23,7 @@ from typing import Any, Final
 import msgspec
 
 from router import readings
-from router.acceptance import AcceptSample, parse_accept
+from router.acceptance import MIN_VERIFY, AcceptSample, parse_accept
 from router.doctor_facts import NONE, OFF, ServerFacts
 from router.readings import UnreadableError
 from router.telemetry import MAX_ACCEPT, Unreadable
@@ -33,8 +33,6 @@ from router.telemetry import MAX_ACCEPT, Unreadable
 ENV: Final = ("SGLANG_ENABLE_SPEC_V2", "SGLANG_SIMULATE_ACC_LEN")
 # Longest text that is kept of a value: enough for a path, too short for a whole chat template.
 MAX_TEXT: Final = 200
-# Verify steps without which a mean says too little, as in `acceptance`.
-MIN_VERIFY: Final = 40.0
 _RELEASE: Final = re.compile(r"v?(\d{1,4})\.(\d{1,4})\.(\d{1,4})")
 
 _WORDS: Final = (

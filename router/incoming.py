@@ -1,4 +1,8 @@
-"""One request as it arrived on a client's connection, before anything is done with it."""
+"""One request as it arrived on a client's connection, before anything is done with it.
+
+Pure. It looks its route up and has its head checked; it neither reads the body's meaning, which is
+for `request`, nor knows whether there is room for it, which is for `relay`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The command `crossover launch`: its flags and its exit codes."""
+"""The command `crossover launch`: its flags and its exit codes.
+
+It starts nothing itself: `launch_prepare` says what to start, `launch` does it. What it runs it
+imports when it runs it.
+"""
 
 from __future__ import annotations
 

@@ -24,9 +24,7 @@ import math
 import statistics
 from typing import Final
 
-import msgspec
-
-from router.curves import Curve, Curves, common_levels
+from router.curves import Curves, common_levels
 from router.frontier import Frontier
 from router.load import Role
 
@@ -46,15 +44,6 @@ def calibrated_accept_length(curves: Curves | None) -> float | None:
     known = [p.accept_length for p in curves.speculative.points if p.accept_length is not None]
     found = statistics.median(known) if known else None
     return found if found is not None and found >= 1.0 else None
-
-
-def scaled(curves: Curves, ratio: float) -> Curves:
-    """The curves with the speculative server so many times as fast."""
-    points = tuple(
-        msgspec.structs.replace(point, tokens_per_second=point.tokens_per_second * ratio)
-        for point in curves.speculative.points
-    )
-    return Curves(Curve(points, cap=curves.speculative.cap), curves.baseline)
 
 
 def live_frontier(line: Frontier, curves: Curves, ratio: float) -> Frontier:

@@ -1,4 +1,7 @@
-"""The ASGI scope of a request that is not relayed, as uvicorn would have made it."""
+"""The ASGI scope of a request that is not relayed, as uvicorn would have made it.
+
+Nothing of the relay's is in it: an app beside the relay sees what it would see under plain uvicorn.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The public app beside the relay: what the pair says of itself, so that clients see one server.
 
 Here are models, health, what the servers are, and load. Requests for tokens never come here: the
-relay takes them off before ASGI. Everything else of an engine (flush, abort, weights, profiles,
+relay takes them off before ASGI. Everything else of a backend (flush, abort, weights, profiles,
 sessions) is answered with 404 here and reaches no backend, since nothing in this file forwards a
 path that a client wrote.
 """

@@ -1,4 +1,7 @@
-"""What Prometheus sees of the pair itself: the last look's verdicts, absent when not known."""
+"""What Prometheus sees of the pair itself: the last look's verdicts, absent when not known.
+
+It asks no backend: what was seen stands in `PairState`, which only the watch writes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""What is known of a request when it is over, as one value for metrics and the log."""
+"""What is known of a request when it is over, as one value for metrics and the log.
+
+Pure, and one-way: it reads an exchange that has ended and changes nothing of it. No prompt, no
+header's value and no address gets into a record.
+"""
 
 from __future__ import annotations
 

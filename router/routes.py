@@ -2,7 +2,7 @@
 
 A request path is looked up as it came, byte for byte and without its query; what is not in the
 table is not relayed. A route's own constant path is sent to the backend, never the client's, so no
-trick with dots, escapes or hosts can reach anything else of an engine (flush, abort, weights,
+trick with dots, escapes or hosts can reach anything else of a backend (flush, abort, weights,
 profile, sessions).
 
 The rule for base URLs, on both sides:

@@ -9,7 +9,7 @@ import enum
 
 
 class Probe(enum.StrEnum):
-    """What is asked: `/ready` reads a flag (from 0.5.20), `/health` runs the engine (1 s and up)."""
+    """What is asked: `/ready` reads a flag (from 0.5.20), `/health` runs the model (1 s and up)."""
 
     READY = "ready"
     HEALTH = "health"

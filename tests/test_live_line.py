@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +24,6 @@ from router.live_line import (
     LiveRatio,
     calibrated_accept_length,
     live_frontier,
-    scaled,
 )
 from router.load import LoadSnapshot, Role
 from router.policy import Decision, FrontierPolicy, Policy
@@ -115,7 +115,13 @@ def test_the_calibrated_accept_length_is_the_median_of_the_levels() -> None:
 
 def test_scaled_curves_cross_where_the_speed_up_says() -> None:
     """Multiplying the curve and asking with a factor are one thing."""
-    assert scaled(CURVES, 0.5).crossover() == pytest.approx(CURVES.crossover(0.5))
+    points = CURVES.speculative.points
+    halved = tuple(
+        msgspec.structs.replace(point, tokens_per_second=point.tokens_per_second / 2)
+        for point in points
+    )
+    scaled = Curves(Curve(halved, cap=CURVES.speculative.cap), CURVES.baseline)
+    assert scaled.crossover() == pytest.approx(CURVES.crossover(0.5))
 
 
 def feed(found: LiveRatio, length: float | None, seconds: float, start: float) -> float:
