@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from router.breaker import Outcome as Verdict
+from router.breaker import Verdict
 from router.load import LoadTracker, Role
 from router.metrics import Histogram
 from router.policy import Policy

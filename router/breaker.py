@@ -6,8 +6,8 @@
     HALF_OPEN  one trial request at a time; only trials count: a success               -> CLOSED
                a failure                                                               -> OPEN
 
-The right to be the trial cannot be lost: any outcome of the trial gives it back, the client's
-leaving too, and should no outcome come it lapses. Ordinary requests that were under way when the
+The right to be the trial cannot be lost: any verdict on the trial gives it back, the client's
+leaving too, and should none come it lapses. Ordinary requests that were under way when the
 breaker opened say nothing about the backend as it is now, so they do not count until it is closed.
 """
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 import enum
 
 
-class Outcome(enum.Enum):
+class Verdict(enum.Enum):
     """What an exchange says about its backend."""
 
     SUCCESS = "success"  # answered, to the last byte
@@ -25,8 +25,8 @@ class Outcome(enum.Enum):
     FAILURE = "failure"  # other 5xx, no connection, a timeout, a cut body
 
     @classmethod
-    def of_status(cls, status: int) -> Outcome:
-        """The outcome of a complete answer with this HTTP status."""
+    def of_status(cls, status: int) -> Verdict:
+        """The verdict on a complete answer with this HTTP status."""
         if status in {429, 503}:
             return cls.BACK_PRESSURE
         if status >= 500:
@@ -108,23 +108,23 @@ class Breaker:
             self._trial_until = now + self._trial_lapse
         return self._ticket
 
-    def record(self, outcome: Outcome, now: float, ticket: int = 0) -> None:
+    def record(self, verdict: Verdict, now: float, ticket: int = 0) -> None:
         """Take in what became of a request, with the ticket that `admit` gave it."""
         if self.state is BreakerState.CLOSED:
-            if outcome is Outcome.SUCCESS:
+            if verdict is Verdict.SUCCESS:
                 self.consecutive = 0
-            elif outcome is Outcome.FAILURE:
+            elif verdict is Verdict.FAILURE:
                 self.consecutive += 1
                 if self.consecutive >= self._failures:
                     self._open(now)
         elif ticket == 0:
             return
-        elif outcome is Outcome.SUCCESS:
+        elif verdict is Verdict.SUCCESS:
             self.state = BreakerState.CLOSED
             self.consecutive = 0
             self._span = self._open_for
         elif self.state is BreakerState.HALF_OPEN:
-            if outcome is Outcome.FAILURE:
+            if verdict is Verdict.FAILURE:
                 self._span = min(2.0 * self._span, self._open_max)
                 self._open(now)
             elif ticket == self._ticket:

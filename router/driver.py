@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from router.actions import Action, Actions, Do, Finish, Open, Sample, Write
-from router.breaker import Outcome as Verdict
+from router.breaker import Verdict
 from router.exchange import Exchange, State
 from router.load import Role
 

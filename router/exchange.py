@@ -1,8 +1,8 @@
 """The life of one proxied request, as a state machine without I/O.
 
 Events come in as method calls, actions go out as values (`router.actions`); time is an argument.
-All rules of replay, peeking, holding, back-pressure and outcome are in this file, and it asks
-nothing about sockets.
+All rules of replay, peeking, holding, back-pressure and outcome are here and in `exchange_core`,
+what the events share; nothing is asked about sockets.
 
     DECIDING -> CONNECTING -> WAITING -> HOLDING  -> DONE    a small answer: of known length, or JSON
                                       -> PEEKING  -> ...     a stream, until its first event
@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from router import errors
 from router.actions import FLOWING, Action, Actions, Do, Finish, Open, Sample, Write
-from router.breaker import Outcome as Verdict
+from router.breaker import Verdict
 from router.errors import ErrorAnswer
 from router.exchange_core import (
     ANSWERING,

@@ -1,7 +1,7 @@
 """The inside of an exchange: what it knows, and how it moves, commits and ends.
 
-`router.exchange` has the events; this file has what they share. Every path ends in `_settle`, the
-only place where a lease is released.
+`router.exchange` has the events; this file has what they share. Every path ends in `_settle`, where
+the lease is released; a replay (`_move`) gives the first one back when it has its own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 
 from router.actions import Actions, Do, Finish, Open, Request, Sample, Shared, Write
 from router.answer import Answer
-from router.breaker import Outcome as Verdict
+from router.breaker import Verdict
 from router.errors import ErrorAnswer
 from router.flow import Flow
 from router.framing import ResponseHead

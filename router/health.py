@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from router.breaker import Breaker, BreakerState, Outcome
+from router.breaker import Breaker, BreakerState, Verdict
 from router.load import ROLES, LoadTracker, Role
 from router.vitals import UNKNOWN, Answer, Health, HealthState, Probe
 
@@ -26,7 +26,7 @@ __all__ = ["Answer", "BackendHealth", "Health", "HealthState", "PairHealth", "Pr
 
 _log = logging.getLogger("crossover")
 
-SUCCESS = Outcome.SUCCESS  # an enum's members are slow to look up
+SUCCESS = Verdict.SUCCESS  # an enum's members are slow to look up
 
 
 class BackendHealth(msgspec.Struct, frozen=True, gc=False):
@@ -80,22 +80,22 @@ class PairHealth:
         self._settle(now)
         return ticket
 
-    def record(self, role: Role, outcome: Outcome, now: float, ticket: int = 0) -> None:
+    def record(self, role: Role, verdict: Verdict, now: float, ticket: int = 0) -> None:
         """An exchange is over, or its attempt at this backend is: call once for each `admit`."""
         backend = self._backends[role]
-        if outcome is SUCCESS:
+        if verdict is SUCCESS:
             if backend.health.state is UNKNOWN:
                 self.alive(role, now)
             else:
                 backend.health.lived(now)
             if not ticket and not self.impaired and backend.breaker.consecutive == 0:
                 return  # nearly always
-        elif outcome is Outcome.BACK_PRESSURE:
+        elif verdict is Verdict.BACK_PRESSURE:
             self._tracker.refused(role, now + self._cool_down)
         before = backend.breaker.state
-        backend.breaker.record(outcome, now, ticket)
+        backend.breaker.record(verdict, now, ticket)
         if before is not BreakerState.CLOSED or backend.breaker.state is not before:
-            self._note_breaker(backend, before, f"a request ended as {outcome.value}")
+            self._note_breaker(backend, before, f"a request ended as {verdict.value}")
             self._settle(now)
 
     def alive(self, role: Role, now: float) -> None:

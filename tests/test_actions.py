@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.actions import Finish, Open, RetryBudget, Rules, Sample, Shared, Write
-from router.breaker import Outcome as Verdict
+from router.breaker import Verdict
 from router.load import LoadTracker, Role
 from router.policy import FixedPolicy
 

@@ -13,7 +13,7 @@ import pytest
 from router import __version__
 from router.admin import create_admin_app
 from router.admin_models import Status
-from router.breaker import Outcome as Verdict
+from router.breaker import Verdict
 from router.frontier import Frontier
 from router.load import PolicyMemory, Role
 from router.metrics import Outcome

@@ -10,7 +10,7 @@ import pytest
 
 from router import errors
 from router.actions import Actions, Do, Finish, Open, RetryBudget, Rules, Sample, Shared, Write
-from router.breaker import Outcome as Verdict
+from router.breaker import Verdict
 from router.errors import ErrorAnswer
 from router.exchange import Exchange, State
 from router.framing import ChunkedReader, ResponseHead, parse_head

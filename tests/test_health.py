@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from router.breaker import Breaker, BreakerState, Outcome
+from router.breaker import Breaker, BreakerState, Verdict
 from router.health import Answer, Health, HealthState, PairHealth, Probe
 from router.load import ROLES, LoadTracker, Role
 
@@ -20,22 +20,22 @@ CLOSED, HALF_OPEN, OPEN = BreakerState.CLOSED, BreakerState.HALF_OPEN, BreakerSt
 @pytest.mark.parametrize(
     ("status", "outcome"),
     [
-        (200, Outcome.SUCCESS),
-        (204, Outcome.SUCCESS),
-        (302, Outcome.SUCCESS),
-        (400, Outcome.NEUTRAL),
-        (404, Outcome.NEUTRAL),
-        (429, Outcome.BACK_PRESSURE),
-        (499, Outcome.NEUTRAL),
-        (500, Outcome.FAILURE),
-        (502, Outcome.FAILURE),
-        (503, Outcome.BACK_PRESSURE),
-        (504, Outcome.FAILURE),
+        (200, Verdict.SUCCESS),
+        (204, Verdict.SUCCESS),
+        (302, Verdict.SUCCESS),
+        (400, Verdict.NEUTRAL),
+        (404, Verdict.NEUTRAL),
+        (429, Verdict.BACK_PRESSURE),
+        (499, Verdict.NEUTRAL),
+        (500, Verdict.FAILURE),
+        (502, Verdict.FAILURE),
+        (503, Verdict.BACK_PRESSURE),
+        (504, Verdict.FAILURE),
     ],
 )
-def test_outcome_of_status(status: int, outcome: Outcome) -> None:
+def test_outcome_of_status(status: int, outcome: Verdict) -> None:
     """A refusal is not a failure, and a client's mistake says nothing."""
-    assert Outcome.of_status(status) is outcome
+    assert Verdict.of_status(status) is outcome
 
 
 @pytest.mark.parametrize(
@@ -57,17 +57,17 @@ def test_answer_of_status(status: int, answer: Answer) -> None:
 
 def broken(breaker: Breaker, now: float = 0.0, times: int = 5) -> Breaker:
     for _ in range(times):
-        breaker.record(Outcome.FAILURE, now)
+        breaker.record(Verdict.FAILURE, now)
     return breaker
 
 
 def test_breaker_opens_after_failures_in_a_row() -> None:
     """Success breaks the row; what says nothing does not."""
     breaker = broken(Breaker(), times=4)
-    for outcome in (Outcome.NEUTRAL, Outcome.BACK_PRESSURE):
+    for outcome in (Verdict.NEUTRAL, Verdict.BACK_PRESSURE):
         breaker.record(outcome, 0.0)
     assert breaker.consecutive == 4
-    breaker.record(Outcome.SUCCESS, 0.0)
+    breaker.record(Verdict.SUCCESS, 0.0)
     broken(breaker, times=4)
     assert breaker.state is CLOSED
     broken(breaker, 1.0, times=1)
@@ -85,14 +85,14 @@ def test_breaker_lets_one_trial_through() -> None:
     assert breaker.allows(5.0)
     ticket = breaker.admit(5.0)
     assert not breaker.allows(5.1)
-    breaker.record(Outcome.SUCCESS, 6.0)
+    breaker.record(Verdict.SUCCESS, 6.0)
     assert breaker.state is HALF_OPEN, "an older request does not count"
-    breaker.record(Outcome.SUCCESS, 6.0, ticket)
+    breaker.record(Verdict.SUCCESS, 6.0, ticket)
     assert breaker.state is CLOSED
 
 
-@pytest.mark.parametrize("outcome", [Outcome.NEUTRAL, Outcome.BACK_PRESSURE])
-def test_trial_without_verdict_gives_its_right_back(outcome: Outcome) -> None:
+@pytest.mark.parametrize("outcome", [Verdict.NEUTRAL, Verdict.BACK_PRESSURE])
+def test_trial_without_verdict_gives_its_right_back(outcome: Verdict) -> None:
     """A trial whose client leaves frees the place for the next."""
     breaker = broken(Breaker())
     breaker.advance(5.0)
@@ -109,9 +109,9 @@ def test_trial_lapses() -> None:
     assert not breaker.allows(34.9)
     assert breaker.allows(35.0)
     second = breaker.admit(35.0)
-    breaker.record(Outcome.NEUTRAL, 36.0, first)
+    breaker.record(Verdict.NEUTRAL, 36.0, first)
     assert not breaker.allows(36.0)
-    breaker.record(Outcome.NEUTRAL, 36.0, second)
+    breaker.record(Verdict.NEUTRAL, 36.0, second)
     assert breaker.allows(36.0)
 
 
@@ -122,19 +122,19 @@ def test_breaker_doubles_up_to_a_bound() -> None:
         assert breaker.open_until == now + span
         now = breaker.open_until
         breaker.advance(now)
-        breaker.record(Outcome.FAILURE, now, breaker.admit(now))
+        breaker.record(Verdict.FAILURE, now, breaker.admit(now))
     now = breaker.open_until
     breaker.advance(now)
-    breaker.record(Outcome.SUCCESS, now, breaker.admit(now))
+    breaker.record(Verdict.SUCCESS, now, breaker.admit(now))
     assert broken(breaker, now).open_until == now + 5.0
 
 
 def test_open_breaker_of_the_last_backend() -> None:
     """A request sent all the same is a trial: its success closes, its failure changes nothing."""
     breaker = broken(Breaker())
-    breaker.record(Outcome.FAILURE, 1.0, breaker.admit(1.0))
+    breaker.record(Verdict.FAILURE, 1.0, breaker.admit(1.0))
     assert (breaker.state, breaker.open_until) == (OPEN, 5.0)
-    breaker.record(Outcome.SUCCESS, 1.0, breaker.admit(1.0))
+    breaker.record(Verdict.SUCCESS, 1.0, breaker.admit(1.0))
     assert breaker.state is CLOSED
 
 
@@ -158,8 +158,8 @@ class BreakerMachine(RuleBasedStateMachine):
             self.running.append((self.breaker.admit(self.now), self.now))
 
     @precondition(lambda self: bool(self.running))
-    @rule(data=st.data(), outcome=st.sampled_from(Outcome))
-    def end(self, data: st.DataObject, outcome: Outcome) -> None:
+    @rule(data=st.data(), outcome=st.sampled_from(Verdict))
+    def end(self, data: st.DataObject, outcome: Verdict) -> None:
         index = data.draw(st.integers(0, len(self.running) - 1))
         ticket, _ = self.running.pop(index)
         before = self.breaker.state
@@ -167,9 +167,9 @@ class BreakerMachine(RuleBasedStateMachine):
         after = self.breaker.state
         if before is not CLOSED and after is CLOSED:
             assert ticket
-            assert outcome is Outcome.SUCCESS
+            assert outcome is Verdict.SUCCESS
         if before is not OPEN and after is OPEN:
-            assert outcome is Outcome.FAILURE
+            assert outcome is Verdict.FAILURE
             assert self.now < self.breaker.open_until <= self.now + 20.0
 
     @precondition(lambda self: bool(self.running))
@@ -279,7 +279,7 @@ class Pair:
 
     def fail(self, role: Role, now: float = 0.0, times: int = 5) -> None:
         for _ in range(times):
-            self.health.record(role, Outcome.FAILURE, now)
+            self.health.record(role, Verdict.FAILURE, now)
 
     def down(self, role: Role, now: float = 0.0) -> None:
         self.health.probed(role, Probe.READY, REFUSED, now, "status 503")
@@ -303,7 +303,7 @@ def test_cold_start(pair: Pair) -> None:
 
 def test_first_success_or_pass_is_ready(pair: Pair) -> None:
     """A probe or traffic says that a backend is up."""
-    pair.health.record(BASE, Outcome.SUCCESS, 0.0)
+    pair.health.record(BASE, Verdict.SUCCESS, 0.0)
     assert pair.health.ready()
     other = Pair()
     other.health.probed(SPEC, Probe.HEALTH, PASS, 0.0, "status 200")
@@ -322,14 +322,14 @@ def test_breaker_takes_one_out(pair: Pair) -> None:
     assert pair.health.admit(BASE, 5.0) == 0
     ticket = pair.health.admit(SPEC, 5.0)
     assert pair.usable() == {BASE}
-    pair.health.record(SPEC, Outcome.SUCCESS, 6.0, ticket)
+    pair.health.record(SPEC, Verdict.SUCCESS, 6.0, ticket)
     assert pair.usable() == {SPEC, BASE}
     assert not pair.health.impaired
     assert pair.health.admit(SPEC, 6.0) == 0
 
 
-@pytest.mark.parametrize("outcome", [Outcome.NEUTRAL, Outcome.BACK_PRESSURE])
-def test_trial_given_back_to_the_pair(pair: Pair, outcome: Outcome) -> None:
+@pytest.mark.parametrize("outcome", [Verdict.NEUTRAL, Verdict.BACK_PRESSURE])
+def test_trial_given_back_to_the_pair(pair: Pair, outcome: Verdict) -> None:
     """A trial whose client leaves makes the backend usable for the next one."""
     pair.fail(SPEC)
     pair.health.refresh(5.0)
@@ -357,7 +357,7 @@ def test_breakers_never_take_out_both(pair: Pair, caplog: pytest.LogCaptureFixtu
     assert [r.message for r in caplog.records].count(
         "open breakers are ignored: no other backend is left"
     ) == 1
-    pair.health.record(BASE, Outcome.SUCCESS, 1.0, pair.health.admit(BASE, 1.0))
+    pair.health.record(BASE, Verdict.SUCCESS, 1.0, pair.health.admit(BASE, 1.0))
     assert pair.usable() == {BASE}
 
 
@@ -401,7 +401,7 @@ def test_operator_drains_and_enables(pair: Pair) -> None:
 def test_back_pressure_cools_down(pair: Pair) -> None:
     """A refusal makes a backend second choice for a second and is no failure."""
     for _ in range(9):
-        pair.health.record(SPEC, Outcome.BACK_PRESSURE, 10.0)
+        pair.health.record(SPEC, Verdict.BACK_PRESSURE, 10.0)
     assert pair.usable() == {SPEC, BASE}
     assert pair.tracker.snapshot(10.9).speculative.contended
     assert not pair.tracker.snapshot(11.0).speculative.contended
@@ -480,8 +480,8 @@ class PairMachine(RuleBasedStateMachine):
             self.running.append((role, self.pair.health.admit(role, self.now)))
 
     @precondition(lambda self: bool(self.running))
-    @rule(outcome=st.sampled_from(Outcome))
-    def end(self, outcome: Outcome) -> None:
+    @rule(outcome=st.sampled_from(Verdict))
+    def end(self, outcome: Verdict) -> None:
         role, ticket = self.running.pop(0)
         self.pair.health.record(role, outcome, self.now, ticket)
 

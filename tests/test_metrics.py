@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from router import __version__, errors
-from router.breaker import Outcome as Verdict
+from router.breaker import Verdict
 from router.errors import ErrorAnswer
 from router.exposition import create_registry
 from router.frontier import Frontier

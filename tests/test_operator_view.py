@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from router.__main__ import app
-from router.breaker import Outcome as Verdict
+from router.breaker import Verdict
 from router.config import load_settings
 from router.health import PairHealth
 from router.load import ROLES, LoadTracker, Role

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from router.admin import create_admin_app
-from router.breaker import Outcome as Verdict
+from router.breaker import Verdict
 from router.calibrated import read_terms
 from router.calibration_state import CalibrationState
 from router.curves import Curve, Point
