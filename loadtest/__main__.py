@@ -44,7 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code = app(arguments, prog_name="loadtest", standalone_mode=False)
     except TyperException as error:
-        print(f"loadtest: {error.format_message()} (see `loadtest --help`)", file=sys.stderr)
+        context = getattr(error, "ctx", None)
+        command = "loadtest" if context is None else context.command_path
+        print(f"loadtest: {error.format_message()} (see `{command} --help`)", file=sys.stderr)
         return BAD_VALUE
     except typer.Abort:
         return INTERRUPTED

@@ -94,6 +94,7 @@ def calibrate(
     from loadtest.sweep_probe import KEY_ENV
     from loadtest.sweep_schema import Plan
 
+    _check(speculative, baseline, out)
     limits = [None if ms is None else ms / 1e3 for ms in (slo_ttft_ms, slo_token_ms)]
     wanted = Wanted(
         speculative=speculative,
@@ -117,6 +118,16 @@ def calibrate(
     if not no_doctor:
         _examine(wanted, anyway=anyway)
     raise typer.Exit(_run(wanted, out))
+
+
+def _check(speculative: str, baseline: str, out: Path) -> None:
+    """Refuse at once what would be found out only when all is measured."""
+    if speculative.rstrip("/") == baseline.rstrip("/"):
+        msg = f"--speculative and --baseline are the same server, {baseline}"
+        raise typer.BadParameter(msg)
+    if out.is_dir():
+        msg = f"--out {out} is a directory: name a file, as in {out / 'calibration.json'}"
+        raise typer.BadParameter(msg)
 
 
 def _examine(wanted: Wanted, *, anyway: bool) -> None:

@@ -284,7 +284,7 @@ def serve(settings: Settings) -> int:
     try:
         return uvloop.run(_serve(settings, writer))
     except BindError as error:
-        sys.stderr.write(f"crossover: {error}\n")
+        sys.stderr.write(f"crossover: {error}: see --host, --port, --admin-host, --admin-port\n")
         return EXIT_CANNOT_BIND
     except CalibrationError as error:
         sys.stderr.write(f"crossover: {error}\n")

@@ -11,9 +11,10 @@ from router.config_sources import Problem
 from router.config_types import BackendUrl, is_loopback, read_keys
 
 NO_LINE = (
-    "frontier needs one of them: --threshold K, the largest concurrency at which a benchmark of "
-    "both servers (python -m sglang.bench_serving --max-concurrency 1, 2, 4, 8, ...) saw the "
-    "speculative one ahead in output tokens per second, or always, or never; or --calibration FILE"
+    "frontier needs one of them: --calibration FILE, which loadtest calibrate measures and writes; "
+    "or --threshold K, the largest concurrency at which a benchmark of both servers "
+    "(python -m sglang.bench_serving --max-concurrency 1, 2, 4, 8, ...) saw the speculative one "
+    "ahead in output tokens per second, or always, or never"
 )
 ONE_PROCESS = (
     "one process owns the counts: each of N workers would see 1/N of the load, which moves the "

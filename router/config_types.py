@@ -213,6 +213,8 @@ def _listen_host(value: str) -> str:
 
 def _existing(value: Path) -> Path:
     path = value.expanduser()
+    if path.is_dir():
+        raise ValueError("a directory, not a file")
     if not path.is_file():
         raise ValueError("no such file")
     if not os.access(path, os.R_OK):

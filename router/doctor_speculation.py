@@ -138,7 +138,7 @@ def _baseline_on(pair: Pair, here: ServerFacts) -> Iterator[Spot]:
 
 
 def _baseline_verifies(_: Pair, here: ServerFacts) -> Iterator[Spot]:
-    if here.verified:
+    if here.verified and not here.speculates:  # where it says so, `_baseline_on` has said it
         steps = here.canary_verify or here.grown_verify or 0
         yield Spot(SPOILS, f"{steps:.0f} verify steps, without an algorithm in its /server_info")
 

@@ -174,6 +174,7 @@ CASES: dict[str, list[Case]] = {
     ],
     "baseline-verifies": [
         Case({}, {"canary_verify": 20}, seen="20 verify steps"),
+        Case({}, {"algorithm": "EAGLE3", "canary_verify": 20}, severity=None),
         Case({}, {"canary_verify": None, "grown_tokens": 90.0, "grown_verify": 0.0},
              severity=None),
     ],

@@ -345,6 +345,9 @@ def test_a_pair_that_the_doctor_refuses_is_not_measured(
     [
         (["--levels", "0"], "--levels are whole numbers"),
         (["--input-tokens", "x"], "--input-tokens are whole numbers"),
+        (["--out", "."], "--out . is a directory: name a file, as in calibration.json"),
+        (["--baseline", "http://127.0.0.1:1/"], "are the same server, http://127.0.0.1:1/"),
+        (["--nothing"], "(see `loadtest calibrate --help`)"),
     ],
 )
 def test_bad_values_are_refused_in_a_line(
@@ -352,7 +355,7 @@ def test_bad_values_are_refused_in_a_line(
 ) -> None:
     """A value that cannot be is exit 2 and one line that says what was expected."""
     arguments = ["calibrate", "--speculative", "http://127.0.0.1:1", "--baseline",
-                 "http://127.0.0.1:1", "--out", str(tmp_path / "c.json"), "--no-doctor"]  # fmt: skip
+                 "http://127.0.0.1:2", "--out", str(tmp_path / "c.json"), "--no-doctor"]  # fmt: skip
     assert main([*arguments, *more]) == 2
     assert said in capsys.readouterr().err
 
@@ -362,7 +365,7 @@ def test_a_server_that_is_not_there_is_named(
 ) -> None:
     """Nobody at the address: exit 1 and how to mend it, with the doctor and without."""
     arguments = ["calibrate", "--speculative", "http://127.0.0.1:9", "--baseline",
-                 "http://127.0.0.1:9", "--out", str(tmp_path / "c.json")]  # fmt: skip
+                 "http://127.0.0.1:1", "--out", str(tmp_path / "c.json")]  # fmt: skip
     assert main([*arguments, "--no-doctor"]) == 1
     assert "no server answers at http://127.0.0.1:9" in capsys.readouterr().err
     assert main(arguments) == 1

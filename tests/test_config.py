@@ -387,6 +387,7 @@ def test_all_problems_at_once() -> None:
 def test_neither_threshold_nor_calibration() -> None:
     """Without a line the refusal says how to get one."""
     (line,) = refusal(threshold=None)
+    assert "--calibration FILE, which loadtest calibrate measures" in line
     assert "sglang.bench_serving --max-concurrency" in line
     assert "--threshold K" in line
 
@@ -503,12 +504,14 @@ def test_workers() -> None:
 
 
 def test_tls_needs_both(tmp_path: Path) -> None:
-    """A certificate without its key, or a file that is not there, is refused."""
+    """A certificate without its key, a file that is not there, or a directory is refused."""
     certificate = write(tmp_path / "cert.pem", "x")
     (line,) = refusal(ssl_certfile=certificate)
     assert line.endswith("TLS needs both of them")
     (line,) = refusal(ssl_certfile=certificate, ssl_keyfile=tmp_path / "no.pem")
     assert line.endswith("no such file")
+    (line,) = refusal(ssl_certfile=certificate, ssl_keyfile=tmp_path)
+    assert line.endswith("a directory, not a file")
 
 
 @pytest.mark.parametrize(

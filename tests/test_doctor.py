@@ -138,8 +138,8 @@ def test_the_captured_pair_the_wrong_way_round() -> None:
     pair = captured()
     examination = examine(Pair(pair.baseline, pair.speculative))
     spoiled = {each.rule: each.mend for each in examination.spoiled()}
-    assert set(spoiled) == {"speculation-off", "baseline-speculates", "baseline-verifies"}
-    assert "swap them" in spoiled["speculation-off"]
+    assert set(spoiled) == {"speculation-off", "baseline-speculates"}
+    assert all("swap them" in mend for mend in spoiled.values())
     assert [each.rule for each in examination.spoiled(Group.SPECULATION)] == ["speculation-off"]
 
 

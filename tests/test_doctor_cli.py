@@ -106,7 +106,7 @@ FAULTS: list[tuple[dict[str, Any], dict[str, Any], set[str], set[str]]] = [
     ({"context_length": 4096}, {}, {"context-length"}, set()),
     ({"metrics": False}, {}, set(), {"metrics-off"}),
     ({"role": Role.BASELINE}, {}, {"speculation-off"}, set()),
-    ({}, {"role": Role.SPECULATIVE}, {"baseline-speculates", "baseline-verifies"}, set()),
+    ({}, {"role": Role.SPECULATIVE}, {"baseline-speculates"}, set()),
     ({"version": "0.5.23"}, {}, {"version"}, set()),
     ({"model": "other"}, {}, set(), {"served-name"}),
 ]
