@@ -20,7 +20,6 @@ from loadtest.sweep_cli import sweep
 
 app = typer.Typer(
     add_completion=False,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -40,9 +39,13 @@ def root() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code. A bad value is one line that says what and how to mend it."""
+    """Run the command; the exit code. A bad value is one line that says what and how to mend it.
+
+    Without any argument the help is shown, and the exit code is 2, as for `crossover`.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        code = app(arguments, prog_name="loadtest", standalone_mode=False)
+        code = app(given or ["--help"], prog_name="loadtest", standalone_mode=False)
     except TyperException as error:
         context = getattr(error, "ctx", None)
         command = "loadtest" if context is None else context.command_path
@@ -50,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return BAD_VALUE
     except typer.Abort:
         return INTERRUPTED
+    if not given:
+        return BAD_VALUE
     return code if isinstance(code, int) else OK
 
 

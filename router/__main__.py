@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -32,6 +32,22 @@ app = typer.Typer(
 
 app.command("doctor")(doctor)
 app.command("launch")(launch)
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        print(f"crossover {__version__} (Python {platform.python_version()})")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_say_version, is_eager=True),
+    ] = False,
+) -> None:
+    """What belongs to no command."""
 
 
 def _settings(config: Path | None, flags: Mapping[str, Any]) -> tuple[Settings, dict[str, str]]:
@@ -104,7 +120,7 @@ def show_reference() -> None:
 @app.command()
 def version() -> None:
     """Print the version."""
-    print(f"crossover {__version__} (Python {platform.python_version()})")
+    _say_version(asked=True)
 
 
 def main() -> None:

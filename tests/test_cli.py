@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from loadtest.__main__ import main as loadtest_main
 from router import __version__
 from router.__main__ import app
 from router.config import Settings, load_settings_and_sources
@@ -40,6 +41,23 @@ def fake_app(monkeypatch: pytest.MonkeyPatch, result: int | Exception) -> FakeAp
     fake = FakeApp(result)
     monkeypatch.setitem(sys.modules, "router.app", fake)
     return fake
+
+
+def test_both_commands_say_their_help_without_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing asked is answered with the help alone, and exit code 2."""
+    result = CliRunner().invoke(app, [])
+    assert (result.exit_code, result.stdout.split()[:2]) == (2, ["Usage:", "crossover"])
+    assert loadtest_main([]) == 2
+    said = capsys.readouterr()
+    assert (said.out.split()[:2], said.err) == (["Usage:", "loadtest"], "")
+
+
+@pytest.mark.parametrize("asked", ["version", "--version"])
+def test_the_version(asked: str) -> None:
+    """The version is a command, and a flag for those who try that first."""
+    result = CliRunner().invoke(app, [asked])
+    assert result.exit_code == 0
+    assert result.stdout.startswith(f"crossover {__version__} (Python 3.")
 
 
 @pytest.mark.parametrize("code", [0, 3])
@@ -153,11 +171,3 @@ def test_reference() -> None:
         "| `ssl_keyfile` | FILE | none | ",
     ):
         assert any(row.startswith(start) for row in rows), start
-
-
-def test_module() -> None:
-    """`python -m router version` prints the version and ends with 0."""
-    command = [sys.executable, "-m", "router", "version"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert result.stdout.startswith(f"crossover {__version__} (Python ")
-    assert result.stderr == ""
