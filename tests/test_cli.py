@@ -1,6 +1,5 @@
 """The command `crossover`: its flags, its words and its exit codes."""
 
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -14,7 +13,6 @@ from router.__main__ import app
 from router.config import Settings, load_settings_and_sources
 
 PAIR = ["--speculative", "http://127.0.0.1:31000", "--baseline", "http://127.0.0.1:30000"]
-ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(autouse=True)
