@@ -134,6 +134,7 @@ def _examine(wanted: Wanted, *, anyway: bool) -> None:
     """Ask the doctor and show what it found. Exit 1 when that spoils a calibration."""
     from rich.console import Console
 
+    from loadtest.sweep_probe import KEY_ENV
     from loadtest.sweep_view import WIDTH
     from router.doctor import CannotLookError, diagnose, targets_of
     from router.doctor_report import show
@@ -141,7 +142,8 @@ def _examine(wanted: Wanted, *, anyway: bool) -> None:
 
     urls = {Role.SPECULATIVE: wanted.speculative, Role.BASELINE: wanted.baseline}
     try:
-        looked = asyncio.run(diagnose(targets_of(urls, dict.fromkeys(Role, wanted.key))))
+        targets = targets_of(urls, dict.fromkeys(Role, wanted.key), key_setting=KEY_ENV)
+        looked = asyncio.run(diagnose(targets))
     except CannotLookError as error:
         print(f"loadtest calibrate: {error}", file=sys.stderr)
         raise typer.Exit(FAILED) from None

@@ -42,6 +42,7 @@ class Target(msgspec.Struct, frozen=True):
     role: Role
     url: str  # the root of its routes
     key: str | None = None
+    key_setting: str = ""  # where its key is given; empty: the setting of `crossover serve`
 
 
 class Looked(msgspec.Struct, frozen=True):
@@ -159,9 +160,10 @@ async def _server_info(ask: Ask, target: Target, timeout: float) -> bytes:
 
 def _refused(target: Target, status: int) -> str:
     had = "this key" if target.key is not None else "a request without a key"
+    setting = target.key_setting or f"CROSSOVER_{target.role.upper()}_API_KEY"
     return (
         f"the {target.role} server {target.url} refuses {had} (status {status}): "
-        f"give its own with CROSSOVER_{target.role.upper()}_API_KEY"
+        f"give its own with {setting}"
     )
 
 
@@ -217,7 +219,9 @@ async def _post(
         ) from None
 
 
-def targets_of(urls: dict[Role, str], keys: dict[Role, str | None]) -> tuple[Target, Target]:
-    """Both servers in the order that `diagnose` wants."""
-    speculative, baseline = (Target(role, urls[role], keys[role]) for role in ROLES)
+def targets_of(
+    urls: dict[Role, str], keys: dict[Role, str | None], *, key_setting: str = ""
+) -> tuple[Target, Target]:
+    """Both servers in the order that `diagnose` wants; `key_setting` as in `Target`."""
+    speculative, baseline = (Target(role, urls[role], keys[role], key_setting) for role in ROLES)
     return speculative, baseline

@@ -370,3 +370,25 @@ def test_a_server_that_is_not_there_is_named(
     assert "no server answers at http://127.0.0.1:9" in capsys.readouterr().err
     assert main(arguments) == 1
     assert "cannot reach the speculative server" in capsys.readouterr().err
+
+
+def test_a_key_that_is_missing_is_asked_for_by_its_own_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A server with a key: the doctor before the sweep names the variable that calibrate reads."""
+
+    async def work() -> None:
+        keyed = EngineConfig.quick(SPEC, api_key="sk-engine")
+        async with running_engine(keyed) as one, running_engine(EngineConfig.quick(BASE)) as other:
+            code = await asyncio.to_thread(
+                main,
+                ["calibrate", "--speculative", one.url, "--baseline", other.url,
+                 "--out", str(tmp_path / "c.json")],
+            )  # fmt: skip
+            assert code == 1
+
+    run(work, limit_s=30)
+    said = capsys.readouterr().err
+    assert (
+        "refuses a request without a key (status 401): give its own with LOADTEST_API_KEY" in said
+    )
