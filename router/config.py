@@ -169,7 +169,12 @@ def load_settings_and_sources(
     try:
         settings = Settings.model_validate({name: item.value for name, item in given.items()})
     except ValidationError as error:
-        lines.extend(_line(problem, given) for problem in _problems(error, given))
+        lines.extend(
+            _line(problem, given)
+            for problem in _problems(error, given)
+            # What is not set may well stand in the file that could not be read.
+            if not gathered.unread or any(key in given for key in problem.keys)
+        )
     else:
         if not lines:
             sources = {name: given[name].source if name in given else "default" for name in names}

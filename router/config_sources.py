@@ -52,6 +52,7 @@ class Gathered:
 
     given: dict[str, Given] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    unread: bool = False  # there is a file, and what it says is not known
 
 
 def gather(
@@ -104,8 +105,10 @@ def _take_file(
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
+        gathered.unread = True
         gathered.problems.append(f"{what}: {error.strerror or 'cannot be read'}")
     except ValueError as error:
+        gathered.unread = True
         gathered.problems.append(f"{what}: not a TOML file: {error}")
     else:
         for name, value in table.items():

@@ -323,13 +323,16 @@ def test_given_config_overrules_the_variable(tmp_path: Path) -> None:
     [(b"port = ", "not a TOML file: "), (b"\xff", "not a TOML file: "), (None, "No such file")],
 )
 def test_bad_file(content: bytes | None, reason: str, tmp_path: Path) -> None:
-    """A file that cannot be read as TOML is one line, beside the other problems."""
+    """A file that cannot be read is one line, beside other problems; what it may hold is not missed."""
     config = tmp_path / "c.toml"
     if content is not None:
         config.write_bytes(content)
     first, second = refusal({}, config, port="x")
     assert first.startswith(f"config = '{config}' (flag --config): {reason}")
     assert second.startswith("port = 'x' (flag --port): ")
+    with pytest.raises(SettingsError) as caught:
+        load_settings({}, config=config, environ={})
+    assert caught.value.lines == (first,)
 
 
 def test_unknown_keys(tmp_path: Path) -> None:
