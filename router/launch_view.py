@@ -27,7 +27,15 @@ _SECRET: Final = re.compile(r"key|token|secret|passw|auth|credential", re.IGNORE
 # Names that only sound like it.
 _OPEN: Final = re.compile(r"token(s|izer)|keep|author", re.IGNORECASE)
 _MOVING: Final = "\0"  # before what is progress and no line; a line has no such character
-_ESCAPES: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
+# What a terminal obeys: sequences, controls (also those of eight bits), other line ends, and what
+# turns the direction of writing.
+_ESCAPES: Final = re.compile(
+    r"(?:\x1b\[|\x9b)[0-9;?]*[A-Za-z]"
+    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
+)
+# A name and its value in one word: --name=value, NAME=value, and, in a command that is one word,
+# --name value and "name": "value".
+_NAMED: Final = re.compile(r"""(--?[\w-]+\s+|[\w-]+["']?\s*[=:]\s*)("[^"]*"|'[^']*'|[^\s"',}]+)""")
 
 
 class View:
@@ -70,7 +78,7 @@ class View:
         self._writer.close()
 
     def _draw(self, data: bytes) -> None:
-        for line in data.decode("utf-8", "replace").splitlines():
+        for line in data.decode("utf-8", "replace").removesuffix("\n").split("\n"):
             if line.startswith(_MOVING):
                 self._move(line.removeprefix(_MOVING))
                 continue
@@ -96,14 +104,19 @@ def shown(command: Sequence[str], env: Mapping[str, str]) -> str:
     hide = False
     for word in command:
         flag = word.startswith("--")
-        words.append("***" if hide and not flag else word)
-        hide = flag and _is_secret(word)
+        words.append("***" if hide and not flag else _NAMED.sub(_hidden, word))
+        hide = flag and "=" not in word and _is_secret(word)
     text = " ".join(word if word == "***" else shlex.quote(word) for word in words)
     settings = "".join(
         f"{name}={'***' if _is_secret(name) else shlex.quote(value)} "
         for name, value in env.items()
     )
     return settings + text
+
+
+def _hidden(found: re.Match[str]) -> str:
+    name = found[1]
+    return f"{name}***" if _is_secret(name) else found[0]
 
 
 def _is_secret(name: str) -> bool:

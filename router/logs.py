@@ -17,6 +17,7 @@ from typing import Any, Final
 import structlog
 
 QUEUE_BATCHES: Final = 256
+QUEUE_BYTES: Final = 32 * 1024 * 1024  # that may wait: lines are short, until some are not
 CLOSE_SECONDS: Final = 2.0
 # Libraries that would log a line, with an address in it, for every request they make.
 CHATTY: Final = ("httpx", "httpcore")
@@ -39,11 +40,15 @@ class LineWriter:
         *,
         on_drop: Callable[[int], None] | None = None,
         batches: int = QUEUE_BATCHES,
+        most_bytes: int = QUEUE_BYTES,
     ) -> None:
-        """`on_drop` is told how many lines were lost; `batches` bounds what may wait."""
+        """`on_drop` is told how many lines were lost; `batches` and `most_bytes` bound what waits."""
         self._write = write
         self._on_drop = on_drop
         self._queue: queue.Queue[tuple[bytes, int] | None] = queue.Queue(batches)
+        self._most_bytes = most_bytes
+        self.waiting = 0  # bytes
+        self._lock = threading.Lock()  # of `waiting` alone: it is held for a sum
         self._thread: threading.Thread | None = None
         self._closed = False
         self.dropped = 0
@@ -56,9 +61,13 @@ class LineWriter:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
             self._thread.start()
+        if not self._take_room(len(data)):
+            self._drop(lines)
+            return
         try:
             self._queue.put_nowait((data, lines))
         except queue.Full:
+            self._take_room(-len(data))
             self._drop(lines)
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
@@ -79,6 +88,15 @@ class LineWriter:
                 self._write(data)
             except (OSError, ValueError):  # a closed pipe; a closed file object
                 self._drop(lines)
+            self._take_room(-len(data))
+
+    def _take_room(self, size: int) -> bool:
+        """Take room for so many bytes, if there is; less than none gives it back."""
+        with self._lock:
+            if self.waiting + size > self._most_bytes:
+                return False
+            self.waiting += size
+            return True
 
     def _drop(self, lines: int) -> None:
         self.dropped += lines

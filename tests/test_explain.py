@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -253,6 +254,25 @@ def test_a_stuck_reader_costs_lines_and_no_time(sink: Sink) -> None:
     assert writer.dropped == sum(lost)
     assert len(sink.lines) + writer.dropped == 20
     assert writer.dropped >= 14
+
+
+def test_what_waits_is_bounded_in_bytes(sink: Sink) -> None:
+    """Long lines fill the queue as well as many do; room that was written out is free again."""
+    sink.free.clear()
+    writer = LineWriter(sink, most_bytes=100)
+    for _ in range(10):
+        writer.put(b'"%b"\n' % (b"x" * 37))
+    assert writer.dropped == 8
+    sink.free.set()
+    writer.close()
+    assert len(sink.lines) == 2
+    again = LineWriter(sink, most_bytes=100)
+    for count in range(1, 6):
+        again.put(b'"%b"\n' % (b"y" * 87))
+        while len(sink.lines) < 2 + count or again.waiting:
+            time.sleep(0.001)
+    again.close()
+    assert again.dropped == 0
 
 
 def test_a_closed_pipe_costs_lines_only(sink: Sink) -> None:

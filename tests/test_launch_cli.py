@@ -473,6 +473,23 @@ def test_secrets_are_not_shown() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("word", "text"),
+    [
+        ("--api-key=k1", "'--api-key=***'"),
+        ("HF_TOKEN=k1", "'HF_TOKEN=***'"),
+        ("serve --api-key k1 --port 1", "'serve --api-key *** --port 1'"),
+        ("serve --api-key 'k1 k2' -x", "'serve --api-key *** -x'"),
+        ('{"api_key": "k1", "n": 1}', """'{"api_key": ***, "n": 1}'"""),
+        ("--tokenizer-path=/k1", "--tokenizer-path=/k1"),
+        ("x:y http://h:80/k=1", "'x:y http://h:80/k=1'"),
+    ],
+)
+def test_secrets_within_a_word_are_not_shown(word: str, text: str) -> None:
+    """A secret is hidden where it stands in one word with its name; other words stay as they are."""
+    assert shown(["sh", "-c", word, "end"], {}) == f"sh -c {text} end"
+
+
 def test_the_document(tmp_path: Path) -> None:
     """LAUNCH.md lists every exit code, its example is a file that both commands take, with each key."""
     text = (ROOT / "router" / "LAUNCH.md").read_text(encoding="utf-8")
@@ -514,6 +531,16 @@ def test_lines_in_a_pipe() -> None:
         "crossover   | two\\nlines [bold]",
         "crossover   | waiting",
     ]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_server_cannot_speak_for_others(terminal: bool) -> None:
+    """No character of a line begins another one, moves the terminal's cursor or turns the writing."""
+    view, out = view_of(terminal=terminal)
+    ends = "\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
+    view.say("router", f"a{ends}crossover   | b\x9b2Jc\u009b31md\u202ee\x1b]0;f\x07\x00g")
+    view.close()
+    assert out.getvalue().splitlines() == ["router      | acrossover   | bcde]0;fg"]
 
 
 def test_lines_on_a_terminal() -> None:
