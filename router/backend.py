@@ -159,7 +159,7 @@ class BackendConnection(asyncio.Protocol):
         if self._dropped:  # given up while it was being made
             self.transport.abort()
         else:
-            self.pool.open.add(self)
+            self.pool.made(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection ended: the end of a close-delimited answer, or a break."""

@@ -42,7 +42,7 @@ class BackendPool:
         self.connect_timeout = connect_timeout
         self.idle: list[BackendConnection] = []
         self.open: set[BackendConnection] = set()
-        self.connecting = 0
+        self._making: set[BackendConnection] = set()
         self._key = f"authorization: Bearer {key}\r\n".encode() if key else b""
         self._tls = (
             tls if tls is not None or url.scheme != "https" else ssl.create_default_context()
@@ -50,6 +50,11 @@ class BackendPool:
         self.clock = clock
         self._heads: dict[Route, bytes] = {}
         self.known_answers = KnownAnswers()
+
+    @property
+    def connecting(self) -> int:
+        """How many connections are being made; one that is made is open and not counted here."""
+        return len(self._making)
 
     def head_for(self, route: Route) -> bytes:
         """The constant beginning of a request for this route: request line, Host, key."""
@@ -84,7 +89,7 @@ class BackendPool:
         """
         connection = BackendConnection(self)
         loop = asyncio.get_running_loop()
-        self.connecting += 1
+        self._making.add(connection)
         try:
             async with asyncio.timeout(self.connect_timeout):
                 await loop.create_connection(
@@ -97,8 +102,13 @@ class BackendPool:
             self.forget(connection)
             raise
         finally:
-            self.connecting -= 1
+            self._making.discard(connection)
         return connection
+
+    def made(self, connection: BackendConnection) -> None:
+        """A connection is there; who asked for it may hear of that only later."""
+        self._making.discard(connection)
+        self.open.add(connection)
 
     def forget(self, connection: BackendConnection) -> None:
         """A connection is gone."""

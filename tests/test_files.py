@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import cast
 
 import pytest
 
+from router.backend import BackendConnection
+from router.config import BackendUrl
 from router.files import SPARE_TO_ACCEPT, SPARE_TO_CONNECT, FileBudget
+from router.load import Role
+from router.pool import BackendPool
 from router.relay import Relay
+from tests.stack import run
 
 
 class Pool:
@@ -56,3 +63,38 @@ def test_without_a_limit_there_is_always_room() -> None:
     found = budget(-1, 100_000, 0, 100_000, 0)
     assert found.may_accept()
     assert found.may_connect()
+
+
+class WatchedPool(BackendPool):
+    """Notes what it is counted as whenever a connection is made."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(
+            Role.BASELINE,
+            BackendUrl.parse(f"http://127.0.0.1:{port}"),
+            key=None,
+            keep_alive=4.0,
+            connect_timeout=5.0,
+            clock=time.monotonic,
+        )
+        self.counted: list[int] = []
+
+    def made(self, connection: BackendConnection) -> None:
+        """As ever, with a note."""
+        super().made(connection)
+        self.counted.append(len(self.open) + self.connecting)
+
+
+def test_a_connection_is_counted_once() -> None:
+    """A connection that is made, and of which its request has not heard yet, takes one file."""
+
+    async def work() -> None:
+        server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+        async with server:
+            pool = WatchedPool(server.sockets[0].getsockname()[1])
+            await asyncio.gather(*(pool.connect() for _ in range(8)))
+            assert max(pool.counted) == 8
+            assert pool.connecting == 0
+            pool.close()
+
+    run(work)
