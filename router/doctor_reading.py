@@ -33,6 +33,8 @@ from router.telemetry import MAX_ACCEPT, Unreadable
 ENV: Final = ("SGLANG_ENABLE_SPEC_V2", "SGLANG_SIMULATE_ACC_LEN")
 # Longest text that is kept of a value: enough for a path, too short for a whole chat template.
 MAX_TEXT: Final = 200
+# Names of models that are kept of /v1/models, where a server lists each of its adapters.
+MAX_NAMES: Final = 16
 _RELEASE: Final = re.compile(r"v?(\d{1,4})\.(\d{1,4})\.(\d{1,4})")
 
 _WORDS: Final = (
@@ -88,7 +90,7 @@ def read_facts(bodies: Bodies) -> ServerFacts:
     fields |= _at_work(bodies)
     models = _models(bodies.models)
     lengths = [n for model in models if (n := _whole(model.get("max_model_len")))]
-    names = tuple(sorted(name for model in models if (name := _text(model.get("id")))))
+    names = _names(models)
     return ServerFacts(
         version=version,
         release=(int(found[1]), int(found[2]), int(found[3])) if found else None,
@@ -231,6 +233,15 @@ def _env(value: object) -> dict[str, str] | None:
 
 def _models(body: bytes | None) -> list[dict[str, Any]]:
     return [model for model in _list(_object(body).get("data")) if isinstance(model, dict)]
+
+
+def _names(models: list[dict[str, Any]]) -> tuple[str, ...]:
+    """The names in order; of very many the first, and a checksum of them all."""
+    names = sorted(name for model in models if (name := _text(model.get("id"))))
+    if len(names) <= MAX_NAMES:
+        return tuple(names)
+    rest = f"{len(names) - MAX_NAMES} more ({zlib.crc32(chr(0).join(names).encode()):08x})"
+    return (*names[:MAX_NAMES], rest)
 
 
 def _object(body: bytes | None) -> dict[str, Any]:

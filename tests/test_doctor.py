@@ -118,6 +118,26 @@ def test_the_worst_is_said_first() -> None:
     assert severities == ["spoils", "warning", "note"]
 
 
+def test_very_many_names_are_not_kept() -> None:
+    """Of thousands of names on /v1/models a few are kept, and two servers with other ones still differ."""
+
+    def named(last: str) -> tuple[str, ...]:
+        names = [f"adapter-{number:05}" for number in range(20_000)] + [last]
+        models = msgspec.json.encode({"data": [{"id": name} for name in names]})
+        served = read_facts(Bodies(server_info=b'{"model_path": "m"}', models=models)).served
+        assert served is not None
+        return served
+
+    ours, theirs = named("z-1"), named("z-2")
+    assert ours[:16] == tuple(f"adapter-{number:05}" for number in range(16))
+    assert ours[16].startswith("19985 more (")
+    assert ours != theirs
+    examination = examine(changed(sound(), {"served": ours}, {"served": theirs}))
+    (finding,) = examination.findings
+    assert finding.rule == "served-name"
+    assert len(finding.seen) < 1000
+
+
 def test_the_captured_pair() -> None:
     """The real pair of 0.5.17 is sound; that it was a test with random weights is said."""
     examination = examine(captured())
