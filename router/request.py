@@ -115,7 +115,10 @@ def read_info(body: bytes | bytearray, pinned: Role | None = None) -> RequestInf
         talk = _told(found)
     else:
         opening = chat.messages
-        if opening is None or chat.prompt_cache_key is not _ABSENT:
+        # A null is what many clients send for what they leave out.
+        if opening is None or (
+            chat.prompt_cache_key is not _ABSENT and _given(chat.prompt_cache_key)
+        ):
             talk = _told(chat)
         else:
             first = bytes(opening.first)
