@@ -450,6 +450,18 @@ def test_the_layouts(engine: Callable[..., Started]) -> None:
     assert engine("baseline", **split).value("--mem-fraction-static") is None
 
 
+def test_no_setting_is_a_command_or_a_pattern(engine: Callable[..., Started]) -> None:
+    """Whatever a setting says reaches SGLang as it is: no shell reads it, no file names replace it."""
+    odd = "a; touch /tmp/x $(id) `id` 'b\" *"
+    found = engine("baseline", MODEL=odd, SGLANG_FLAGS='--override {"a":[1]} /*', DRAFT=odd)
+    assert found.value("--model-path") == odd
+    assert found.value("--override") == '{"a":[1]}'
+    assert "/*" in found.arguments
+    assert engine("speculative", DRAFT=odd).value("--speculative-draft-model-path") == odd
+    key = "k$(id)*'\"\\"
+    assert engine("baseline", CROSSOVER_BACKEND_API_KEY=key).value("--api-key") == key
+
+
 def test_the_servers_key(engine: Callable[..., Started]) -> None:
     """The key that the router sends is the one that the server asks for; none by default."""
     assert engine("baseline", CROSSOVER_BACKEND_API_KEY="sk-b").value("--api-key") == "sk-b"
@@ -464,6 +476,9 @@ def test_the_servers_key(engine: Callable[..., Started]) -> None:
         (("baseline",), {"GPU_LAYOUT": "both"}, "GPU_LAYOUT is shared"),
         (("baseline",), {"GPUS": "0;1"}, "named by number"),
         (("baseline",), {"GPUS": "0,"}, "named by number"),
+        (("baseline",), {"GPU_SHARE": "40%"}, "GPU_SHARE is a part of the whole memory"),
+        (("baseline",), {"GPU_SHARE": "0.4.2"}, "not '0.4.2'"),
+        (("baseline",), {"GPU_SHARE": "0.0"}, "no memory at all"),
         (("baseline",), {"memory": ""}, "nvidia-smi does not say"),
         (("baseline",), {"memory": "80000, 30000"}, "too little free memory"),
     ],

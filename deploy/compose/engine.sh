@@ -6,7 +6,7 @@
 # What a Compose file cannot say is here: flags that depend on other settings. All of them come from
 # the environment (.env.example says which); the flags that make the pair are in deploy/sglang/.
 # It ends in exec, so that SGLang is process 1 and gets SIGTERM itself. Exit code 2: bad settings.
-set -eu
+set -euf # no file names are made of what a setting says: [1] and * are text
 
 die() { echo "engine.sh: $*" >&2; exit 2; }
 
@@ -43,6 +43,9 @@ set -- ${SGLANG_FLAGS:-} "$@"
 # is, the second server would get a share of a share, and a server that comes back beside a running
 # one less than it had. So a share of the whole GPU is meant here, and turned into that fraction.
 if [ -n "$share" ]; then
+  case $share in
+    *[!0-9.]* | *.*.* | .) die "GPU_SHARE is a part of the whole memory, as in 0.42, not '$share'" ;;
+  esac
   fraction=$(nvidia-smi -i "$gpus" --query-gpu=memory.total,memory.free --format=csv,noheader,nounits |
     awk -F', *' -v share="$share" '
       $2 + 0 <= 0 { next }
@@ -51,6 +54,7 @@ if [ -n "$share" ]; then
     die "nvidia-smi does not say how much memory GPU $gpus has: are the NVIDIA container toolkit and the GPU there?"
   [ "${fraction#* }" -le 970 ] ||
     die "GPU $gpus has too little free memory for a share of $share: stop what else runs there, or set GPU_SHARE"
+  [ "${fraction#* }" -ge 1 ] || die "GPU_SHARE=$share is no memory at all"
   set -- --mem-fraction-static "${fraction% *}" "$@"
 fi
 [ "$count" -eq 1 ] || set -- --tensor-parallel-size "$count" "$@"
