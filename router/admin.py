@@ -19,12 +19,14 @@ from starlette.responses import Response
 
 from router import __version__, errors
 from router.admin_events import EventStream, listen
+from router.admin_host import HostGuard
 from router.admin_models import Alive, Decisions, DrainState, ErrorBody, PolicyChange, PolicyItem
 from router.admin_models import Status as StatusBody
 from router.admin_page import StatusPage
 from router.affinity_exposition import AffinityCollector
 from router.auth import KeyRing
 from router.calibration_exposition import CalibrationCollector
+from router.config_types import is_loopback
 from router.explain import RING_SIZE
 from router.exposition import create_registry
 from router.line_exposition import LineCollector
@@ -216,5 +218,7 @@ def create_admin_app(
     handle_errors(app)
     key = relay.settings.admin_key
     ring = KeyRing([key.get_secret_value()] if key else [])
+    if key is None and is_loopback(relay.settings.admin_host):
+        app.add_middleware(HostGuard, paths=OPEN)
     app.add_middleware(KeyGuard, ring=ring, needs_key=lambda scope: scope["path"] not in OPEN)
     return app

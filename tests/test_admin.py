@@ -45,7 +45,9 @@ class Admin:
 
     async def send(self, method: str, path: str, **more: Any) -> httpx.Response:
         transport = httpx.ASGITransport(self.app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://127.0.0.1:9400"
+        ) as client:
             return await client.request(method, path, **more)
 
     def get(self, path: str, **more: Any) -> httpx.Response:
@@ -407,7 +409,9 @@ def test_a_fault_of_ours_is_500_without_detail(operator: Admin) -> None:
 
     async def send() -> httpx.Response:
         transport = httpx.ASGITransport(operator.app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://127.0.0.1:9400"
+        ) as client:
             return await client.get("/status", headers=KEY)
 
     response = asyncio.run(send())

@@ -314,7 +314,7 @@ def test_a_client_that_never_reads_an_ordinary_answer_is_given_up() -> None:
             for _ in range(1000):
                 stack.relay.decisions.event(0.0, "x", "y" * 500)
             client = narrow_client(stack.router.admin_port)
-            client.send(b"GET /decisions?limit=1000 HTTP/1.1\r\nhost: x\r\n\r\n" * 20)
+            client.send(b"GET /decisions?limit=1000 HTTP/1.1\r\nhost: localhost\r\n\r\n" * 20)
             await until(lambda: len(stack.relay.admin_connections) == 1)
             try:
                 await until(lambda: not stack.relay.admin_connections, 4)

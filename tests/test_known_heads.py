@@ -249,7 +249,7 @@ def test_known_answers_read_as_unknown_ones(answers: list[tuple[bytes, list[byte
             assert getattr(head, name) == getattr(alone, name)
 
 
-CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b"
+CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b"
 
 
 def test_a_known_request_is_relayed_however_it_is_cut() -> None:

@@ -55,7 +55,9 @@ class Watched:
 
         async def get() -> httpx.Response:
             transport = httpx.ASGITransport(app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://localhost"
+            ) as client:
                 return await client.get("/status")
 
         found: dict[str, Any] = asyncio.run(get()).json()

@@ -321,7 +321,7 @@ def test_a_listener_that_does_not_read_is_dropped() -> None:
         async with stage(write_timeout=0.3) as stack:
             host, port = "127.0.0.1", stack.router.admin_port
             reader, writer = await asyncio.open_connection(host, port, limit=1024)
-            writer.write(b"GET /events HTTP/1.1\r\nhost: a\r\n\r\n")
+            writer.write(b"GET /events HTTP/1.1\r\nhost: localhost\r\n\r\n")
             feed = stack.router.live.feed
             await until(lambda: feed.listening == 1)
             (listener,) = feed._listeners
