@@ -94,16 +94,26 @@ def described(job: Job) -> str:
 
 def _run(job: Job) -> int:
     import asyncio
+    import signal
     import traceback
 
-    from router.launch import launch as run
+    from router.launch import launch
     from router.launch_keeper import become_subreaper
     from router.launch_view import View
+
+    async def run() -> int:
+        try:
+            return await launch(job, view)
+        finally:
+            # All has ended, and how is known: one signal more must not make it another end.
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                asyncio.get_running_loop().remove_signal_handler(number)
+                signal.signal(number, signal.SIG_IGN)
 
     view = View()
     try:
         become_subreaper()  # what a lost keeper leaves behind becomes ours, and is ended
-        return asyncio.run(run(job, view))
+        return asyncio.run(run())
     except Exception:  # noqa: BLE001 (the last stop: the documented code instead of Python's 1)
         traceback.print_exc()
         return EXIT_FAILURE

@@ -109,6 +109,20 @@ def test_interrupted(mark: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_many_signals(mark: str, number: signal.Signals) -> None:
+    """Whoever goes on asking gets the end that the second signal made: its code, and nothing left."""
+    with launcher("--threshold", "8", marker=mark) as up:
+        up.wait("| ready after")
+        while up.process.poll() is None:
+            up.process.send_signal(number)
+            time.sleep(0.005)
+        assert up.process.returncode == 130
+        assert up.lines[-1] == "crossover   | stopped"
+        assert processes(mark) == []
+
+
+@pytest.mark.slow
 def test_a_launcher_that_is_killed(mark: str) -> None:
     """SIGKILL of the launcher takes everything along within two seconds."""
     with launcher("--threshold", "8", marker=mark) as up:
