@@ -25,12 +25,17 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from router.config_sources import LAUNCH_TABLE, show
-from router.config_types import Count, Seconds
+from router.config_types import Count, Seconds, at_home
+
+
+def _text(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("a text with a zero byte in it")
+    return value
 
 
 def _texts(value: tuple[str, ...]) -> tuple[str, ...]:
-    if any("\0" in text for text in value):
-        raise ValueError("a text with a zero byte in it")
+    _text("".join(value))
     return value
 
 
@@ -40,6 +45,7 @@ def _variables(value: dict[str, str]) -> dict[str, str]:
     return value
 
 
+Text = Annotated[str, AfterValidator(_text)]
 Texts = Annotated[tuple[str, ...], AfterValidator(_texts)]
 
 
@@ -68,17 +74,17 @@ class ServerTable(Table):
 class LaunchTable(ServerTable):
     """Everything that can be said about a launch. args, env and without are for both servers."""
 
-    model: str | None = None
+    model: Text | None = None
     """The model: a folder on this host, or a name on the Hugging Face hub."""
-    draft: str | None = None
+    draft: Text | None = None
     """The draft model of the speculative server, likewise."""
     gpus: Literal["shared", "split"] | None = None
     """Both servers on the same GPUs, or each on its own. Without it: shared on one GPU, split on more."""
     tensor_parallel_size: Count | None = None
     """GPUs per server. Without it as many as there are and the model's attention heads allow."""
-    python: str | None = None
+    python: Text | None = None
     """The Python that has SGLang, where it is not the router's own."""
-    server_command: str | None = None
+    server_command: Text | None = None
     """A command in SGLang's place. {role}, {host}, {port}, {model}, {draft}, {gpus}, {tp} and {args} \
 (the flags for SGLang) are filled in. It must replace itself with the server (exec)."""
     start_timeout: Seconds = 1800.0
@@ -120,7 +126,7 @@ def read_launch(config: Path | None, flags: Mapping[str, object]) -> LaunchTable
 def _table(config: Path | None) -> dict[str, Any]:
     if config is None:
         return {}
-    path = config.expanduser()
+    path = at_home(config)
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -135,7 +141,7 @@ def _table(config: Path | None) -> dict[str, Any]:
     for name in ("model", "draft"):
         value = table.get(name)
         if isinstance(value, str) and value.startswith((".", "~")):
-            table[name] = str(path.parent / Path(value).expanduser())
+            table[name] = str(path.parent / at_home(value))
     return table
 
 

@@ -12,6 +12,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from router.config_types import at_home
+
 ENV_PREFIX = "CROSSOVER_"
 # Which file to read, where --config does not say.
 ENV_CONFIG = ENV_PREFIX + "CONFIG"
@@ -100,7 +102,7 @@ def _take(gathered: Gathered, names: Collection[str], name: str, given: Given) -
 def _take_file(
     gathered: Gathered, names: Collection[str], paths: Collection[str], config: Given
 ) -> None:
-    path = Path(str(config.value)).expanduser()
+    path = at_home(str(config.value))
     what = f"config = {show(config.value)} ({config.source})"
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -116,7 +118,7 @@ def _take_file(
                 continue
             if name in paths and isinstance(value, str):
                 # A file that names another one means: beside me, wherever the router is started.
-                value = path.parent / Path(value).expanduser()  # noqa: PLW2901
+                value = path.parent / at_home(value)  # noqa: PLW2901
             _take(gathered, names, name, Given(value, f"file {path}"))
 
 

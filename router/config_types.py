@@ -211,8 +211,16 @@ def _listen_host(value: str) -> str:
     return value
 
 
+def at_home(path: str | Path) -> Path:
+    """A path with its ~ replaced; as for a shell, ~NAME stays what it is where nobody has the name."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
 def _existing(value: Path) -> Path:
-    path = value.expanduser()
+    path = at_home(value)
     if path.is_dir():
         raise ValueError("a directory, not a file")
     if not path.is_file():

@@ -17,6 +17,7 @@ from typing import Final
 import yaml
 
 from router.app import BindError, bind
+from router.config_types import at_home
 from router.exit_codes import EXIT_CANNOT_BIND, EXIT_NO_GPU, EXIT_NO_MODEL, EXIT_NO_SGLANG
 from router.launch_flags import Flags, from_yaml
 from router.launch_gpu_facts import Machine
@@ -90,7 +91,7 @@ def check_machine(machine: Machine, python: str, *, sglang: bool) -> None:
 
 def model_facts(name: str, setting: str) -> ModelFacts | None:
     """Return what a model's folder says; None for a name on the hub. Raises LaunchError."""
-    path = Path(name).expanduser()
+    path = at_home(name)
     if not path.exists():
         if _HUB_NAME.fullmatch(name):
             return None
@@ -124,7 +125,7 @@ def check_fit(
     own = model_facts(draft, "--draft")
     if facts is None or own is None:
         return facts, ["model and draft are not compared: their config.json is not on this host"]
-    if Path(model).expanduser().resolve() == Path(draft).expanduser().resolve():
+    if at_home(model).resolve() == at_home(draft).resolve():
         text = "--model and --draft are the same folder: the draft is a small head of its own"
         raise LaunchError(EXIT_NO_MODEL, text)
     wrong = list(misfits(facts, own, algorithm))

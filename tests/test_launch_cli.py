@@ -266,6 +266,8 @@ def test_refused_settings(host: Host, tmp_path: Path) -> None:
         ('[launch.env]\n"A=B" = "1"', "not the name of a variable"),
         ("launch = 1", "a table is wanted: [launch]"),
         ('[launch]\nargs = ["a\\u0000"]', "a text with a zero byte in it"),
+        ('[launch]\nserver_command = "a\\u0000"', "a text with a zero byte in it"),
+        ('[launch]\nmodel = "a\\u0000"', "a text with a zero byte in it"),
     ],
 )
 def test_a_bad_file(tmp_path: Path, text: str | None, problem: str) -> None:
@@ -277,6 +279,19 @@ def test_a_bad_file(tmp_path: Path, text: str | None, problem: str) -> None:
         read_launch(config, {})
     (line,) = caught.value.lines
     assert problem in line
+
+
+def test_a_home_that_nobody_has(host: Host, tmp_path: Path) -> None:
+    """A path below the home of nobody is one that is not there, wherever it is given."""
+    for flag in ("--config", "--api-keys-file", "--calibration"):
+        result = host.launch(flag, "~nobody-here/c")
+        assert result.exit_code == 2
+        assert "no such file" in result.stderr.lower()
+    result = host.launch("--model", "~nobody-here/m", "--draft", "d", models=False)
+    assert (result.exit_code, "no such folder" in result.stderr) == (7, True)
+    config = tmp_path / "c.toml"
+    config.write_text('[launch]\nmodel = "~nobody-here/m"')
+    assert read_launch(config, {}).model == str(tmp_path / "~nobody-here/m")
 
 
 def test_flags_are_named_in_errors(host: Host) -> None:
