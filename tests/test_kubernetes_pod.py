@@ -137,7 +137,8 @@ def keeper(*arguments: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_a_server_is_ended_only_after_the_router(tmp_path: Path) -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_a_server_is_ended_only_after_the_router(tmp_path: Path, host: str) -> None:
     """SIGTERM reaches the server when the address refuses connections, and then at once."""
     told = tmp_path / "told"
     begun = tmp_path / "begun"
@@ -148,8 +149,9 @@ def test_a_server_is_ended_only_after_the_router(tmp_path: Path) -> None:
         f"pathlib.Path({str(begun)!r}).touch()\n"
         "time.sleep(60)"
     )
-    with socket.create_server(("127.0.0.1", 0)) as router:
-        address = f"127.0.0.1:{router.getsockname()[1]}"
+    family = socket.AF_INET6 if host == "[::1]" else socket.AF_INET
+    with socket.create_server((host.strip("[]"), 0), family=family) as router:
+        address = f"{host}:{router.getsockname()[1]}"
         with keeper(f"--after={address}", "--", sys.executable, "-c", program) as process:
             until(begun.exists)
             process.send_signal(signal.SIGTERM)

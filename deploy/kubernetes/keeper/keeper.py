@@ -133,7 +133,7 @@ def main(arguments: list[str]) -> int:
         if not argument.startswith("--after=") or not host or not port.isdigit():
             say(f"{argument}: only --after=HOST:PORT may stand before --")
             return 2
-        after = host, int(port)
+        after = host.removeprefix("[").removesuffix("]"), int(port)
     if not command:
         say("a command is missing: keeper.py [--after=HOST:PORT] -- COMMAND [ARGUMENT...]")
         return 2
