@@ -110,7 +110,8 @@ def _run(job: Job) -> int:
                 asyncio.get_running_loop().remove_signal_handler(number)
                 signal.signal(number, signal.SIG_IGN)
 
-    view = View()
+    # SGLang writes all its arguments into its log when it starts, its key among them.
+    view = View(secrets=[key for key in job.keys.values() if key is not None])
     try:
         become_subreaper()  # what a lost keeper leaves behind becomes ours, and is ended
         return asyncio.run(run())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from rich.console import Console
@@ -22,6 +22,7 @@ from router.logs import LineWriter, write_stderr
 WIDTH: Final = len("speculative")
 LINES: Final = 8192  # that may wait: a server prints hundreds at once when it starts or dies
 OWN: Final = "crossover"
+LEAST_SECRET: Final = 8  # characters: what is shorter stands in words that are none
 _STYLES: Final = {OWN: "bold", "speculative": "cyan", "baseline": "green", "router": "magenta"}
 _SECRET: Final = re.compile(r"key|token|secret|passw|auth|credential", re.IGNORECASE)
 # Names that only sound like it.
@@ -41,8 +42,15 @@ _NAMED: Final = re.compile(r"""(--?[\w-]+\s+|[\w-]+["']?\s*[=:]\s*)("[^"]*"|'[^'
 class View:
     """The one place that writes."""
 
-    def __init__(self, console: Console | None = None, writer: LineWriter | None = None) -> None:
-        """Without arguments: standard error as it is."""
+    def __init__(
+        self,
+        console: Console | None = None,
+        writer: LineWriter | None = None,
+        *,
+        secrets: Iterable[str] = (),
+    ) -> None:
+        """Without arguments: standard error as it is. `secrets` are shown in no line of anybody."""
+        self._secrets = tuple(secret for secret in secrets if len(secret) >= LEAST_SECRET)
         self._console = console or Console(stderr=True, highlight=False)
         self.moving = self._console.is_terminal
         self._status: Status | None = None
@@ -55,6 +63,8 @@ class View:
         # Of a line that was written over and over, as progress bars are, only the last counts.
         last = text.rstrip("\r").rpartition("\r")[2]
         clean = _ESCAPES.sub("", last.replace("\n", "\\n"))
+        for secret in self._secrets:
+            clean = clean.replace(secret, "***")
         line = f"{who:<{WIDTH}} | {clean}\n"
         self._writer.put(line.encode("utf-8", "backslashreplace"))
 

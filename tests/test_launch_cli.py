@@ -558,6 +558,20 @@ def test_a_server_cannot_speak_for_others(terminal: bool) -> None:
     assert out.getvalue().splitlines() == ["router      | acrossover   | bcde]0;fg"]
 
 
+def test_a_server_that_prints_its_key() -> None:
+    """The keys of the servers are in no line, whoever prints them; what is too short to be one stays."""
+    out = io.StringIO()
+    writer = LineWriter(lambda data: out.write(data.decode()))
+    view = View(Console(file=io.StringIO()), writer, secrets=["sk-0123456789", "in"])
+    view.say("baseline", "server_args=ServerArgs(api_key='sk-0123456789', admin_api_key=None)")
+    view.own("in the end: sk-\x1b[0m0123456789")
+    view.close()
+    assert out.getvalue().splitlines() == [
+        "baseline    | server_args=ServerArgs(api_key='***', admin_api_key=None)",
+        "crossover   | in the end: ***",
+    ]
+
+
 def test_lines_on_a_terminal() -> None:
     """On a terminal long lines stay whole, markup is text, and the moving line goes away."""
     view, out = view_of(terminal=True)
