@@ -9,20 +9,11 @@ they were made for, and a script cannot change that; an address cannot be made t
 from __future__ import annotations
 
 import ipaddress
-from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.errors import ErrorAnswer
+from router import errors
 from router.web import error_response
-
-FOREIGN_HOST: Final = ErrorAnswer(
-    421,
-    "invalid_request_error",
-    "foreign_host",
-    "without an admin key this listener answers to localhost and to addresses only: ask for one of "
-    "these, or start the router with --admin-key",
-)
 
 
 def is_own(host: bytes) -> bool:
@@ -52,6 +43,6 @@ class HostGuard:
         if scope["type"] == "http" and scope["path"] not in self.paths:
             hosts = [value for name, value in scope["headers"] if name == b"host"]
             if not all(map(is_own, hosts)):
-                await error_response(FOREIGN_HOST)(scope, receive, send)
+                await error_response(errors.FOREIGN_HOST)(scope, receive, send)
                 return
         await self.app(scope, receive, send)

@@ -148,6 +148,13 @@ NO_ADMIN_KEY = ErrorAnswer(
     "nothing can be changed without an admin key: start the router with --admin-key or "
     "CROSSOVER_ADMIN_KEY and send it as Authorization: Bearer KEY",
 )
+FOREIGN_HOST = ErrorAnswer(
+    421,
+    _INVALID,
+    "foreign_host",
+    "without an admin key this listener answers to its address and to its own machine's name for "
+    "itself only: ask for one of these, or start the router with --admin-key",
+)
 STORED = NOT_FOUND.with_message(
     "stored responses live in the memory of one server only and this address stands for two: "
     "they can be neither read nor cancelled here"
