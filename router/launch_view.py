@@ -35,8 +35,12 @@ _ESCAPES: Final = re.compile(
     r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
 )
 # A name and its value in one word: --name=value, NAME=value, and, in a command that is one word,
-# --name value and "name": "value".
-_NAMED: Final = re.compile(r"""(--?[\w-]+\s+|[\w-]+["']?\s*[=:]\s*)("[^"]*"|'[^']*'|[^\s"',}]+)""")
+# --name value and "name": "value". Names begin where no name goes on and are bounded, so that a word
+# of a megabyte is looked at once and not from each of its characters.
+_NAMED: Final = re.compile(
+    r"""(?<![\w-])(--?[\w-]{1,200}\s{1,9}|[\w-]{1,200}["']?\s{0,9}[=:]\s{0,9})"""
+    r"""("[^"]*"|'[^']*'|[^\s"',}]+)"""
+)
 
 
 class View:
