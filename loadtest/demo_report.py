@@ -151,6 +151,7 @@ def invite(console: Console, stage: Stage) -> None:
     console.rule("[b]It keeps running[/b]", align="left")
     rows = [
         ("chat", f"{stage.public}/v1"),
+        ("the page", f"{stage.admin}/"),
         ("metrics", f"{stage.admin}/metrics"),
         ("status", f"{stage.admin}/status"),
         ("decisions", f"{stage.admin}/decisions"),
@@ -158,7 +159,7 @@ def invite(console: Console, stage: Stage) -> None:
     for name, url in rows:
         console.print(f"  {name:<10} {url}", soft_wrap=True)
     console.print(
-        "\nThe admin listener wants its key:"
+        f"\nThe page asks for the admin key, {stage.admin_key}. The others want it too:"
         f" curl -H 'authorization: Bearer {stage.admin_key}' '{stage.admin}/decisions?limit=3'",
         soft_wrap=True,
         markup=False,

@@ -36,6 +36,10 @@ class CannotLookError(Exception):
     """There is nothing to judge. The text is one line that says what, and how to mend it."""
 
 
+class KeyRefusedError(CannotLookError):
+    """The server is there and does not take our key: it takes no request of a client's either."""
+
+
 class Target(msgspec.Struct, frozen=True):
     """One server to look at."""
 
@@ -150,7 +154,7 @@ async def _server_info(ask: Ask, target: Target, timeout: float) -> bytes:
         if status == 200:
             return reply.body
         if status in {401, 403}:
-            raise CannotLookError(_refused(target, status))
+            raise KeyRefusedError(_refused(target, status))
         if status not in {404, 405}:
             break
     raise CannotLookError(

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from router.acceptance import AcceptSample
-from router.doctor import CannotLookError, Target, understand
+from router.doctor import CannotLookError, KeyRefusedError, Target, understand
 from router.doctor_facts import Pair, ServerFacts
 from router.doctor_findings import Examination, Finding, Group
 from router.doctor_reading import Bodies, grown, read_sample
@@ -78,7 +78,8 @@ class PairWatch:
         self._sleep = sleep
         self._samples: dict[Role, AcceptSample | None] = {}
         self._unfair = False  # as the log has it
-        self._unasked = False
+        self._unasked = 0  # the level of what was said of a server that cannot be asked
+        self._refused = False
 
     async def run(self) -> None:
         """Look until cancelled, the first time at once."""
@@ -97,6 +98,7 @@ class PairWatch:
 
     async def look(self) -> None:
         """Ask both servers and judge what they say."""
+        self._refused = False
         found = await asyncio.gather(*(self._facts(target) for target in self._targets))
         state = self.state
         state.checked_at = self._clock()
@@ -113,6 +115,9 @@ class PairWatch:
         try:
             bodies = await self._ask(target)
             facts = understand(target, bodies)
+        except KeyRefusedError as error:
+            self._refused = True
+            return str(error)
         except CannotLookError as error:
             return str(error)
         self.state.fingerprints[target.role] = read_fingerprint(target.role, bodies.server_info)
@@ -128,10 +133,12 @@ class PairWatch:
     def _tell(self, examination: Examination) -> None:
         """Say in the log what has changed."""
         state = self.state
-        if state.unknown and not self._unasked:
+        # A server that is away comes back; a key that is refused needs somebody.
+        level = (logging.WARNING if self._refused else logging.INFO) if state.unknown else 0
+        if level > self._unasked:
             text = "; ".join(state.unknown)
-            _log.info("the pair is not looked at: %s", text, extra={"pair": "unknown"})
-        self._unasked = bool(state.unknown)
+            _log.log(level, "the pair is not looked at: %s", text, extra={"pair": "unknown"})
+        self._unasked = level
         if state.speculation is False:
             text = _said(examination.spoiled(Group.SPECULATION))
             if state.alarm is None:

@@ -11,7 +11,7 @@ from prometheus_client import generate_latest
 
 from loadtest.engine import EngineConfig, running_engine
 from router.admin_models import PairItem, Status
-from router.doctor import CannotLookError, Target
+from router.doctor import CannotLookError, KeyRefusedError, Target
 from router.doctor_reading import Bodies
 from router.exposition import create_registry
 from router.load import Role
@@ -26,6 +26,7 @@ from tests.stack import Stack, run, running_router
 SPEC, BASE = Role.SPECULATIVE, Role.BASELINE
 TARGETS = (Target(SPEC, "http://spec:1"), Target(BASE, "http://base:1"))
 DEAD = "cannot reach it"
+REFUSED = "it refuses a request without a key"
 
 
 class FakePair:
@@ -35,6 +36,7 @@ class FakePair:
         self.variants: dict[Role, str | None] = {}
         self.pages: dict[Role, bytes] = {SPEC: b"sglang:x 1\n", BASE: b"sglang:x 1\n"}
         self.asked: list[Role] = []
+        self.refusing: set[Role] = set()
         self.now = 0.0
         self.comebacks = 0
         self.sound()
@@ -45,6 +47,8 @@ class FakePair:
     async def ask(self, target: Target) -> Bodies:
         self.asked.append(target.role)
         variant = self.variants[target.role]
+        if target.role in self.refusing:
+            raise KeyRefusedError(REFUSED)
         if variant is None:
             raise CannotLookError(DEAD)
         return Bodies(server_info=info(variant), metrics=self.pages[target.role])
@@ -108,6 +112,23 @@ def test_a_pair_that_is_lost_from_the_start(caplog: pytest.LogCaptureFixture) ->
     assert watch.state.alarm is not None
     assert "topk-old" in watch.state.alarm
     assert said(caplog) == [("speculation_lost", "WARNING"), ("parity_lost", "WARNING")]
+
+
+def test_a_refused_key_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """A server that is away comes back; one that refuses the router's key needs somebody, once."""
+    caplog.set_level(logging.INFO, "crossover")
+    pair = FakePair()
+    pair.variants[SPEC] = None
+    watch = pair.watch()
+    looks(pair, watch)
+    pair.refusing.add(SPEC)
+    looks(pair, watch, 2)
+    assert said(caplog) == [("unknown", "INFO"), ("unknown", "WARNING")]
+    assert REFUSED in caplog.text
+    pair.refusing.clear()
+    pair.sound()
+    looks(pair, watch)
+    assert verdicts(watch.state) == (True, True)
 
 
 def test_a_backend_that_cannot_be_asked_is_neither(caplog: pytest.LogCaptureFixture) -> None:
