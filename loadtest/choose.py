@@ -24,6 +24,8 @@ LOW: Final = 0.2
 HIGH: Final = 0.8
 STEADY_S: Final = 180.0
 STEP_S: Final = 60.0
+# Of a mean answer of a sweep that does not say.
+OUTPUT_TOKENS: Final = 128.0
 WIDE: Final = {"band": 0.5, "dwell": 20.0}
 # Scores that differ by less are equal.
 TIE: Final = 0.001
@@ -56,13 +58,14 @@ def best_rule(
     gpus: Gpus,
     *,
     rows: Sequence[Row] | None = None,
-    output_tokens: float = 128.0,
+    output_tokens: float = OUTPUT_TOKENS,
     shares: Sequence[float] = SHARES,
 ) -> SwitchRule:
     """Simulate the candidates on these curves. Takes seconds. Raises CurveError.
 
     `rows`: the trace to play; the shipped one if there is none of one's own. `shares`: of what the
     better server can do at most, the steady loads; steps between a low and a high one are added.
+    `output_tokens`: of a mean answer of the sweep, above 1.
     """
     pair = Pair(
         speculative=curve_from_levels(speculative, "speculative", output_tokens=output_tokens),

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 import msgspec
 
 from loadtest.arms import Level
-from loadtest.choose import best_rule
+from loadtest.choose import OUTPUT_TOKENS, best_rule
 from loadtest.simulator_contention import H200, SEPARATE, Contention, Overlap
 from loadtest.simulator_load import Row
+from router.calibrated import known_of
 from router.calibration import Calibration, Switch, SwitchRule
 from router.curves import Curve
 
@@ -31,20 +32,26 @@ def with_rule(calibration: Calibration, *, rows: Sequence[Row] | None = None) ->
     shared = calibration.contention is None or calibration.contention.gpus == "shared"
     if curves is None or (shared and (line.never or line.always)):
         return calibration
+    known = known_of(calibration)
     found = best_rule(
         levels_of(curves.speculative),
         levels_of(curves.baseline),
         overlaps_of(calibration) if shared else SEPARATE,
         1 if shared else 2,
         rows=rows,
+        # A curve in the simulator has decode steps only: two tokens are the shortest answer with one.
+        output_tokens=max(2.0, known.get("output_tokens", OUTPUT_TOKENS)),
     )
     notes = (*calibration.notes, f"simulated on these curves: {found.sentence}")
     if found.name in BY_LINE:
         return msgspec.structs.replace(
             calibration, switch=Switch(**found.parameters), switch_rule=None, notes=notes
         )
+    parameters = found.parameters
+    if found.name == "forecast":
+        parameters = parameters | {name: round(value, 3) for name, value in known.items()}
     return msgspec.structs.replace(
-        calibration, switch_rule=SwitchRule(found.name, found.parameters), notes=notes
+        calibration, switch_rule=SwitchRule(found.name, parameters), notes=notes
     )
 
 

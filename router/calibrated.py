@@ -8,11 +8,13 @@ also with the speculative curve moved by the live accept length (`live_line`).
 
 from __future__ import annotations
 
+import math
 from typing import Final, Protocol
 
 import msgspec
 
 from router.calibration import Calibration, CalibrationError, parse_calibration
+from router.fingerprint import Fact
 from router.frontier import Frontier
 from router.live_line import live_frontier
 from router.policies import RULES, LineSettings, configured_policy
@@ -47,16 +49,42 @@ def read_rule(calibration: Calibration, wanted: str | None) -> Rule | None:
     if curves is None:
         raise CalibrationError(f"curves: the rule {name} decides by them, and there are none")
     given = dict(named.parameters) if named is not None and named.name == name else {}
-    shares = calibration.contention
-    if name == "forecast" and shares is not None:
-        for key, share in (("speculative", shares.speculative), ("baseline", shares.baseline)):
-            if share is not None:
-                given.setdefault(f"{key}_share", min(1.0, share))
+    if name == "forecast":
+        given = known_of(calibration) | given
     one, other = (
         [(point.concurrency, point.tokens_per_second) for point in curve.points]
         for curve in (curves.speculative, curves.baseline)
     )
     return Rule(name, given, (one, other))
+
+
+def known_of(calibration: Calibration) -> dict[str, float]:
+    """What a calibration says of its pair, as parameters of the forecast; a hand's own come first.
+
+    The length of an answer is of the sweep. It counts until as many real answers have ended
+    (`offered.PRIOR`), and one that is four times too long has the first seconds judged as a load
+    four times as large.
+    """
+    found: dict[str, float] = {}
+    length = _answer_tokens(calibration.fingerprint.get("output_tokens"))
+    if length is not None:
+        found["output_tokens"] = length
+    shares = calibration.contention
+    if shares is not None:
+        for key, share in (("speculative", shares.speculative), ("baseline", shares.baseline)):
+            if share is not None:
+                found[f"{key}_share"] = min(1.0, share)
+    return found
+
+
+def _answer_tokens(said: Fact) -> float | None:
+    """The mean length that a fingerprint says: a number, or the bounds that lengths lie evenly in."""
+    try:
+        bounds = [float(bound) for bound in str(said).split("-")]
+    except ValueError:
+        return None
+    mean = sum(bounds) / len(bounds)
+    return mean if 1.0 <= mean < math.inf else None
 
 
 class RoutingSettings(LineSettings, Protocol):
