@@ -48,6 +48,9 @@ TWO_SCALES: Final = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.5, 9.0)
 OWN_SCALES: Final = (1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)
 TALK_SCALES: Final = (1.0, 2.0, 3.0, 4.0, 5.0)
 STAY_SCALES: Final = (2.0, 3.0, 4.0, 6.0)
+CAP_SCALES: Final = (2.0, 3.0, 4.0, 5.0, 6.0, 7.0)
+# Requests that SGLang runs at once when it speculates, unless it is told another number.
+CAP: Final = 48
 STEADY_S: Final = 300.0
 CACHE: Final = Path("runs/policy-table.jsonl")
 # What a cell depends on.
@@ -67,7 +70,7 @@ class Cell(msgspec.Struct, frozen=True):
     """One line of the cache."""
 
     digest: str
-    part: str  # one, two, own, talk, stay, shared
+    part: str  # one, two, own, talk, stay, shared, cap
     arm: str
     outcome: Outcome
 
@@ -161,6 +164,22 @@ def _staying_jobs(rows: Sequence[Row]) -> Iterator[Job]:
         for talks in changing_talks():
             for each in found:
                 yield "shared", arm, talks.name, each.name, _playing(each, talks, rows)
+            yield "shared", arm, talks.name, "clairvoyant", _knowing(pair, talks, rows)
+    for arm in ARMS:
+        pair = capped(measured_pair(arm))
+        found = [*singles(pair), *rules(pair)[:3]]
+        for load in (*steady(CAP_SCALES), *changing()):
+            for each in found:
+                yield "cap", arm, load.name, each.name, _playing(each, load, rows)
+
+
+def capped(pair: Pair) -> Pair:
+    """The pair with a speculative server that runs `CAP` at most, measured up to there."""
+    curve = pair.speculative
+    kept = tuple(point for point in curve.points if point[0] <= CAP)
+    return msgspec.structs.replace(
+        pair, speculative=msgspec.structs.replace(curve, points=kept, max_running=CAP)
+    )
 
 
 def changing_talks() -> list[Talks]:
@@ -187,7 +206,7 @@ def _playing(each: Arrangement, load: Playable, rows: Sequence[Row]) -> Callable
     return lambda: play(each, load, rows)
 
 
-def _knowing(pair: Pair, load: Load, rows: Sequence[Row]) -> Callable[[], Outcome]:
+def _knowing(pair: Pair, load: Playable, rows: Sequence[Row]) -> Callable[[], Outcome]:
     return lambda: best_schedule(pair, load, rows)
 
 

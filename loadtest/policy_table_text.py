@@ -35,6 +35,9 @@ def table_text(cells: Cells) -> str:
     if _arms(cells, "shared"):
         parts += ["", "### One GPU, conversations: what staying would cost", "", FIRST, ""]
         parts += _shared(cells)
+    for arm in _arms(cells, "cap"):
+        parts += ["", f"### One GPU, {arm}, a speculative server that runs 48 at most", ""]
+        parts += _one(cells, "cap", arm, "forecast")
     return "\n".join(parts)
 
 
@@ -143,8 +146,12 @@ def _kept(cells: Cells, part: str, rules: tuple[str, ...], suffix: str) -> list[
 
 
 def _shared(cells: Cells) -> list[str]:
-    names = [name for name in _names(cells, "shared") if name.startswith("forecast")]
-    lines = [f"| arm | load | better server | {' | '.join(names)} |", "|---" * 6 + "|"]
+    """Beside the better server, what was tried and the bound of who knows the load."""
+    names = [name for name in _names(cells, "shared") if name not in {SPECULATIVE, BASELINE}]
+    lines = [
+        f"| arm | load | better server | {' | '.join(names)} |",
+        "|---" * (3 + len(names)) + "|",
+    ]
     for arm in _arms(cells, "shared"):
         for load in _loads(cells, "shared", arm):
             found = [better(cells, "shared", arm, load)]

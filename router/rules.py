@@ -18,6 +18,10 @@ leaving at once in overload, where it can, are one formula. What is left to para
 * the way back waits for `dwell` seconds of a gain above `margin` of what is in flight, since a load
   that dips comes back.
 
+A cap on the speculative server is no reason of its own to move everybody. What queues behind it counts
+as in flight, at the speed of the last level, so it is in the forecast; only a cap below the levels that
+were measured, of which the curve promises too much, is left when it is reached.
+
 `JoinPolicy`, for a GPU each: the server on which one more request costs less, or adds more; the one
 that has the conversation's prefix, where the gain does not pay for prefilling it again (`affinity`).
 """
@@ -76,7 +80,9 @@ class ForecastParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     patience: float = 0.2  # seconds, for leaving the speculative server
     margin: float = 0.05  # of the requests in flight, for the way back
     dwell: float = 10.0  # seconds, for the way back
-    output_tokens: float = 128.0  # of a mean request, until some have ended
+    # Of a mean request, until some have ended. This one and the shares are for a calibration that does
+    # not know them (`calibrated.known_of`).
+    output_tokens: float = 128.0
     speculative_share: float = 0.6  # of its speed, while the other server works too
     baseline_share: float = 0.57  # (means of the overlaps measured on one H200)
 
@@ -121,7 +127,9 @@ class ForecastPolicy:
         # queue that grows is one, and the forecast sees it as requests in flight.
         self.marks = msgspec.structs.replace(marks, queued=sys.maxsize)
         self.fences = fences
-        spec, base = speeds(curves[0]), speeds(curves[1])
+        levels = list(curves[0])
+        spec, base = speeds(levels), speeds(curves[1])
+        self._measured = max(level for level, _ in levels)
         top = BEYOND * max(*spec, *base)
         self._operations = one, other = Operation(spec, top), Operation(base, top)
         self._speeds = (spec, base)
@@ -148,7 +156,7 @@ class ForecastPolicy:
             estimate = msgspec.structs.replace(estimate, gain=None, due=0.0)
         elif gain is not None:
             reason = Reason.FORECAST if gain <= 0.0 else Reason.DWELL
-        if side is SPECULATIVE and spec.cap is not None and n >= spec.cap:
+        if side is SPECULATIVE and spec.cap is not None and n >= spec.cap < self._measured:
             side, since, reason, limit = BASELINE, now, Reason.CAP, float(spec.cap)
         backend, reason = overruled(snapshot, info, side, reason, self.marks, self.fences)
         counted = pending + (backend is not None)

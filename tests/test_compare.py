@@ -263,6 +263,7 @@ def test_the_policy_table_is_resumed(tmp_path: Path, monkeypatch: Any, capsys: A
     monkeypatch.setattr(policy_table, "OWN_SCALES", ())
     monkeypatch.setattr(policy_table, "TALK_SCALES", ())
     monkeypatch.setattr(policy_table, "STAY_SCALES", (1.0,))
+    monkeypatch.setattr(policy_table, "CAP_SCALES", (1.0,))
     monkeypatch.setattr(policy_table, "changing_talks", lambda: [Talks("3", 1.0, 70.0)])
     monkeypatch.setattr(policy_table, "STEADY_S", 70.0)
     monkeypatch.setattr(policy_table, "ARMS", {"topk4-2.8": None})
@@ -275,6 +276,8 @@ def test_the_policy_table_is_resumed(tmp_path: Path, monkeypatch: Any, capsys: A
     assert "| clairvoyant |" in text
     assert "### Two GPUs, conversations: with and without affinity" in text
     assert "| arm | load | better server | forecast | forecast, kept 3 s | forecast, kept" in text
+    assert "forecast, kept always | clairvoyant |" in text
+    assert "### One GPU, topk4-2.8, a speculative server that runs 48 at most" in text
     lines = cache.read_bytes().splitlines()
     cache.write_bytes(b"\n".join([*lines[:-1], lines[-1][:20]]))
     played: list[str] = []

@@ -234,6 +234,16 @@ def test_the_cap_is_left() -> None:
         assert agrees(decision, 0.2)
 
 
+def test_a_cap_that_was_measured_moves_nobody() -> None:
+    """What queues behind a cap is in the forecast if the curve goes no further; else it is left."""
+    for cap, goes in ((127, BASE), (128, SPEC), (300, SPEC)):
+        full = LoadSnapshot(1.0, BackendLoad(SPEC, 400, cap=cap, queued=9), BackendLoad(BASE))
+        decision = FORECAST.decide(full, NOTHING_KNOWN)
+        assert decision.backend is goes
+        assert (decision.reason is Reason.CAP) is (goes is BASE)
+        assert decision.memory.side is goes
+
+
 @pytest.mark.parametrize("by", ["speed", "delay"])
 def test_join_fills_the_server_that_serves_one_more_better(by: Any) -> None:
     """Alone a request goes where it is faster; a loaded server loses it to the idle one."""

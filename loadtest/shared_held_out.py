@@ -1,0 +1,104 @@
+"""The forecast on a shared GPU where it is given less than it needs, on minutes nothing was chosen on.
+
+    python -m loadtest.shared_held_out TRACE MINUTE ...
+
+Conversations, whose prefixes a switch loses, and a speculative server with the cap that SGLang gives
+it, alone and together. Each MINUTE is the start of ten minutes of the trace, brought to the shipped
+ten's tokens/s at scale 1 (`held_out`). A ratio is a rule's milliseconds per token by those of the
+better single server.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from rich.console import Console
+from rich.progress import track
+
+from loadtest.arms import ARMS, read_trace_file, shipped_trace
+from loadtest.compare import Load, Pair, Playable, play, rules, singles
+from loadtest.held_out import Ratio, scaled, summary, tokens_per_second, window
+from loadtest.own_prompts import Talks, own_prompts_pair
+from loadtest.policy_table import STEADY_S, capped, changing, measured_pair, steady
+from loadtest.policy_table_text import ratios
+from loadtest.service import CurveError
+from loadtest.simulator_load import Row, day, steps
+
+SCALES: Final = (2.0, 3.0, 4.0, 5.0, 6.0, 7.0)
+TALK_SCALES: Final = (2.0, 3.0, 4.0, 5.0)
+KINDS: Final = ("conversations", "conversations, cap 48", "cap 48")
+
+
+class Group(NamedTuple):
+    """One pair and its loads."""
+
+    kind: str
+    pair: Pair
+    loads: Sequence[Playable]
+    rows: Sequence[Row]
+
+
+def groups(
+    trace: Sequence[Row],
+    minutes: Sequence[float],
+    arms: Sequence[str],
+    scales: Sequence[float],
+    talk_scales: Sequence[float],
+) -> Iterator[Group]:
+    """Every arm and window of every kind, with steady and changing loads."""
+    usual = tokens_per_second(shipped_trace())
+    for minute in minutes:
+        rows = window(trace, minute)
+        by = usual / tokens_per_second(rows)
+        slow = [scaled(load, by) for load in [*steady(talk_scales), *changing_slowly()]]
+        talks = [Talks(*load, int(minute)) for load in slow]
+        fast = [scaled(load, by) for load in [*steady(scales), *changing()]]
+        for arm in arms:
+            talking = own_prompts_pair(arm, rows, talks=True)
+            yield Group(KINDS[0], talking, talks, rows)
+            yield Group(KINDS[1], capped(talking), talks, rows)
+            yield Group(KINDS[2], capped(measured_pair(arm)), fast, rows)
+
+
+def changing_slowly() -> list[Load]:
+    """What changes around the crossover of servers that pay for prompts, judged from the start."""
+    return [
+        Load("steps", steps((1.0, 4.0), 120.0), 720.0, 0.0),
+        Load("day", day(1.0, 4.5, 2 * STEADY_S), 2 * STEADY_S, 0.0),
+    ]
+
+
+def measure(every: Sequence[Group]) -> dict[str, list[Ratio]]:
+    """The forecast's ratios, by kind."""
+    found: dict[str, list[Ratio]] = {}
+    for kind, pair, loads, rows in track(every, "Pairs", console=Console(stderr=True)):
+        forecast = next(each for each in rules(pair) if each.name == "forecast")
+        for load in loads:
+            alone = [play(each, load, rows) for each in singles(pair)]
+            single = min(alone, key=lambda outcome: outcome.ms_per_token)
+            ratio = Ratio(load.name, *ratios(play(forecast, load, rows), single))
+            found.setdefault(f"forecast, {kind}", []).append(ratio)
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the tables. Exit code 2 for a trace or a minute that cannot be used."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if len(given) < 2:
+            raise CurveError("name a trace and the minutes at which its windows start")
+        minutes = [float(minute) for minute in given[1:]]
+        trace = read_trace_file(Path(given[0]))
+        found = measure(list(groups(trace, minutes, list(ARMS), SCALES, TALK_SCALES)))
+    except ValueError as error:  # CurveError is one
+        print(f"loadtest.shared_held_out: {error}", file=sys.stderr)
+        return 2
+    print(summary(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
