@@ -293,6 +293,9 @@ class _Pool:
     def clock(self) -> float:
         return 0.0
 
+    def made(self, _: BackendConnection) -> None:
+        pass
+
     def forget(self, _: BackendConnection) -> None:
         pass
 

@@ -93,26 +93,30 @@ class Tap:
         task = asyncio.current_task()
         assert task is not None
         self._links.add(task)
+        ends = [writer]
+        ways: list[asyncio.Task[None]] = []
         try:
             back_reader, back_writer = await asyncio.open_connection("127.0.0.1", self._behind)
-        except OSError:
-            writer.transport.abort()
-            return
-        ways = [
-            asyncio.create_task(self._pass(reader, back_writer, self.requests, answers=False)),
-            asyncio.create_task(self._pass(back_reader, writer, self.answers, answers=True)),
-        ]
-        try:
+            ends.append(back_writer)
+            ways += [
+                asyncio.create_task(self._pass(reader, back_writer, self.requests, answers=False)),
+                asyncio.create_task(self._pass(back_reader, writer, self.answers, answers=True)),
+            ]
             # The end of either side is the end of the connection: a client that leaves is passed
             # on at once.
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        except OSError:
+            writer.transport.abort()
         finally:
+            # Before anything is waited for, since a second cancellation would end that.
+            for end in ends:
+                end.close()
             for way in ways:
                 way.cancel()
-            await asyncio.gather(*ways, return_exceptions=True)
-            for end in (writer, back_writer):
-                end.close()
-            self._links.discard(task)
+            try:
+                await asyncio.gather(*ways, return_exceptions=True)
+            finally:
+                self._links.discard(task)
 
     async def _pass(
         self,
