@@ -30,6 +30,9 @@ DAY_S: Final = 900.0
 STEP_S: Final = 120.0
 PLOTTED: Final = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
 PLOTTED_S: Final = 240.0
+# Times the wait at a server's largest measured level from which nobody keeps up with the load.
+OVERLOAD: Final = 2.0
+WIDTH: Final = 160  # columns, where the output is no terminal
 
 
 class InputError(ValueError):
@@ -55,7 +58,7 @@ class Given(NamedTuple):
 
 def run_compare(given: Given, console: Console | None = None) -> list[Outcome]:
     """Play, print, and draw if asked to. Raises InputError."""
-    console = console or Console()
+    console = console or _console()
     try:
         rows = shipped_trace() if given.trace is None else read_trace_file(given.trace)
         pair = read_pair(given, rows)
@@ -66,6 +69,11 @@ def run_compare(given: Given, console: Console | None = None) -> list[Outcome]:
         ]
         show(console, outcomes, _title(pair, load, given))
         console.print(advice(outcomes, given.gpus))
+        if overloaded(pair, outcomes):
+            console.print(
+                f"Nothing here keeps up with this load (--scale {given.scale:g}): requests pile up, and"
+                " the figures say how fast. Give a smaller --scale."
+            )
         if given.plot is not None:
             over_load(given, pair, rows, given.plot, console)
     except (CurveError, CalibrationError, PlotError, ValueError) as error:
@@ -73,6 +81,19 @@ def run_compare(given: Given, console: Console | None = None) -> list[Outcome]:
     except OSError as error:
         raise InputError(f"{given.plot}: {error.strerror}") from error
     return outcomes
+
+
+def _console() -> Console:
+    found = Console()
+    return found if found.is_terminal else Console(width=WIDTH)
+
+
+def overloaded(pair: Pair, outcomes: Sequence[Outcome]) -> bool:
+    """Whether even the best arrangement waits far longer than the servers do at their last level."""
+    last = max(
+        curve.points[-1][1] / curve.tokens_per_step for curve in (pair.speculative, pair.baseline)
+    )
+    return min(each.ms_per_token for each in outcomes) > OVERLOAD * 1e3 * last
 
 
 def make_load(given: Given) -> Load | Talks:

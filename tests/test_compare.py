@@ -37,6 +37,7 @@ from loadtest.compare import (
     singles,
 )
 from loadtest.compare_report import show
+from loadtest.compare_run import Given, run_compare
 from loadtest.own_prompts import Talks, own_prompts_pair
 from loadtest.policy_table_text import table_text
 from loadtest.rules_tried import OfferedLoadPolicy, RegretPolicy, SchedulePolicy, cheapest
@@ -329,6 +330,18 @@ def test_the_command_compares_files(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "two speculative" in result.output
     assert "Run " in result.output.splitlines()[-1] or "Run " in result.output
+
+
+@pytest.mark.parametrize(("scale", "piles_up"), [("4", False), ("30", True)])
+def test_a_load_that_nobody_carries_is_said(scale: str, piles_up: bool) -> None:
+    """Without a word, an overload looks like a verdict on the pair."""
+    out = io.StringIO()
+    given = Given(
+        curves=None, calibration=None, arm="topk4-2.8", trace=None, scale=float(scale), low=1.5,
+        shape="steady", seconds=60.0, judged_after=None, gpus=1, plot=None,
+    )  # fmt: skip
+    run_compare(given, Console(file=out, width=200))
+    assert ("Nothing here keeps up with this load" in out.getvalue()) is piles_up
 
 
 def test_the_command_compares_a_calibration(tmp_path: Path) -> None:
