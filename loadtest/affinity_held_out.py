@@ -12,17 +12,15 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from rich.console import Console
 from rich.progress import track
 
-from loadtest.arms import ARMS, read_trace_file, shipped_trace
+from loadtest.arms import ARMS, shipped_trace
 from loadtest.compare import Outcome, play, rules, staying
-from loadtest.held_out import tokens_per_second, window
+from loadtest.held_out import command, tokens_per_second, window
 from loadtest.own_prompts import Talks, own_prompts_pair
-from loadtest.service import CurveError
 from loadtest.simulator_load import Row
 
 SCALES: Final = (2.0, 3.0, 4.0, 6.0)
@@ -88,17 +86,11 @@ def summary(found: Sequence[Ratio]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table. Exit code 2 for a trace or a minute that cannot be used."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        if len(given) < 2:
-            raise CurveError("name a trace and the minutes at which its windows start")
-        minutes = [float(minute) for minute in given[1:]]
-        found = list(measure(read_trace_file(Path(given[0])), minutes, SCALES, list(ARMS)))
-    except ValueError as error:  # CurveError is one
-        print(f"loadtest.affinity_held_out: {error}", file=sys.stderr)
-        return 2
-    print(summary(found))
-    return 0
+
+    def table(rows: list[Row], minutes: list[float]) -> str:
+        return summary(list(measure(rows, minutes, SCALES, list(ARMS))))
+
+    return command("loadtest.affinity_held_out", table, arguments)
 
 
 if __name__ == "__main__":

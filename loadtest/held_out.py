@@ -10,7 +10,7 @@ ten minutes, and those from 10 and 30 on, were looked at while the forecast's pa
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -96,20 +96,35 @@ def summary(found: dict[str, list[Ratio]]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table. Exit code 2 for a trace or a minute that cannot be used."""
+def command(
+    name: str,
+    table: Callable[[list[Row], list[float]], str],
+    arguments: Sequence[str] | None,
+) -> int:
+    """Print the table of a trace and the minutes of its windows; `name` is that of the module.
+
+    Exit code 2 for a trace or a minute that cannot be used.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         if len(given) < 2:
             raise CurveError("name a trace and the minutes at which its windows start")
         minutes = [float(minute) for minute in given[1:]]
-        rows = read_trace_file(Path(given[0]))
-        found = measure(rows, minutes, [*steady(SCALES), *changing()], list(ARMS))
+        printed = table(read_trace_file(Path(given[0])), minutes)
     except ValueError as error:  # CurveError is one
-        print(f"loadtest.held_out: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         return 2
-    print(summary(found))
+    print(printed)
     return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table. Exit code 2 for a trace or a minute that cannot be used."""
+
+    def table(rows: list[Row], minutes: list[float]) -> str:
+        return summary(measure(rows, minutes, [*steady(SCALES), *changing()], list(ARMS)))
+
+    return command("loadtest.held_out", table, arguments)
 
 
 def _mean(outcome: Outcome) -> float:

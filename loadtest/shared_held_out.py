@@ -12,19 +12,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from rich.console import Console
 from rich.progress import track
 
-from loadtest.arms import ARMS, read_trace_file, shipped_trace
+from loadtest.arms import ARMS, shipped_trace
 from loadtest.compare import Load, Pair, Playable, play, rules, singles
-from loadtest.held_out import Ratio, scaled, summary, tokens_per_second, window
+from loadtest.held_out import Ratio, command, scaled, summary, tokens_per_second, window
 from loadtest.own_prompts import Talks, own_prompts_pair
 from loadtest.policy_table import STEADY_S, capped, changing, measured_pair, steady
 from loadtest.policy_table_text import ratios
-from loadtest.service import CurveError
 from loadtest.simulator_load import Row, day, steps
 
 SCALES: Final = (2.0, 3.0, 4.0, 5.0, 6.0, 7.0)
@@ -86,18 +84,12 @@ def measure(every: Sequence[Group]) -> dict[str, list[Ratio]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables. Exit code 2 for a trace or a minute that cannot be used."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        if len(given) < 2:
-            raise CurveError("name a trace and the minutes at which its windows start")
-        minutes = [float(minute) for minute in given[1:]]
-        trace = read_trace_file(Path(given[0]))
-        found = measure(list(groups(trace, minutes, list(ARMS), SCALES, TALK_SCALES)))
-    except ValueError as error:  # CurveError is one
-        print(f"loadtest.shared_held_out: {error}", file=sys.stderr)
-        return 2
-    print(summary(found))
-    return 0
+
+    def table(rows: list[Row], minutes: list[float]) -> str:
+        wanted = list(groups(rows, minutes, list(ARMS), SCALES, TALK_SCALES))
+        return summary(measure(wanted))
+
+    return command("loadtest.shared_held_out", table, arguments)
 
 
 if __name__ == "__main__":
