@@ -255,7 +255,11 @@ def test_hanging_connects_that_are_cancelled_cost_nothing() -> None:
             await until(lambda: stack.in_flight() == (0, 0))
             assert len(stack.relay.pools[Role.SPECULATIVE].open) == 0
             got = await stack.chat()
-            assert (got.status_code, got.headers["x-crossover-reason"]) == (200, "replay_connect")
+            # On a slow machine connects may have run out before they were cancelled: then the
+            # breaker is open and this one is not even tried there. Both are right.
+            reasons = ("replay_connect", "unavailable")
+            assert (got.status_code, got.headers["x-crossover-backend"]) == (200, "baseline")
+            assert got.headers["x-crossover-reason"] in reasons
 
     try:
         run(work)
