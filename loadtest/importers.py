@@ -104,7 +104,8 @@ _META: Final = {
 
 
 def _one_sweep(document: Document, name: str) -> Sweep:
-    meta = document.get("meta") or {}
+    found = document.get("meta")
+    meta = found if isinstance(found, dict) else {}
     facts: dict[str, Fact] = {}
     for key, word in _META.items():
         if isinstance(meta.get(key), str | int | float | bool):
@@ -112,7 +113,7 @@ def _one_sweep(document: Document, name: str) -> Sweep:
     if (prompt := number(document, "input_tokens")) is not None:
         facts["prompt_tokens"] = prompt
     output = document.get("output_tokens")
-    if isinstance(output, list) and output:
+    if isinstance(output, list) and output and all(isinstance(x, int | float) for x in output):
         facts["output_tokens"] = "-".join(f"{bound:g}" for bound in output)
     if isinstance(document.get("stream"), bool):
         facts["stream"] = document["stream"]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import json
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from loadtest.importers import EXPECTED, read_sweeps
@@ -274,6 +276,9 @@ json_values = st.recursive(
 
 
 @given(json_values)
+@example({"points": [], "meta": True})
+@example({"points": [], "meta": ["note"]})
+@example({"points": [], "output_tokens": ["many"]})
 @settings(deadline=None, max_examples=200)
 def test_no_document_breaks_the_reader(document: Any) -> None:
     """Whatever JSON a file holds, it is sweeps or refused: nothing between."""
@@ -282,3 +287,51 @@ def test_no_document_breaks_the_reader(document: Any) -> None:
     except SweepError:
         return
     assert all(point.concurrency is not None for sweep in found for point in sweep.points)
+
+
+def _short(name: str) -> list[Any]:
+    """A file's JSON objects, with lists cut to two, so that a place in them is soon found."""
+
+    def cut(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: cut(inner) for key, inner in value.items()}
+        return [cut(inner) for inner in value[:2]] if isinstance(value, list) else value
+
+    text = (DATA / name).read_text()
+    try:
+        return [cut(json.loads(text))]
+    except ValueError:
+        return [cut(json.loads(line)) for line in text.splitlines()[:2]]
+
+
+def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inner: Any = ()
+    if isinstance(value, dict):
+        inner = value.items()
+    elif isinstance(value, list):
+        inner = enumerate(value)
+    return [path, *(place for key, under in inner for place in _places(under, (*path, key)))]
+
+
+DOCUMENTS = {
+    file.name: _short(f"{folder}/{file.name}")
+    for folder in ("imports", "sweeps")
+    for file in sorted((DATA / folder).iterdir())
+    if file.suffix in {".json", ".jsonl"}
+}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+@given(data=st.data())
+@settings(deadline=None, max_examples=60)
+def test_a_value_of_another_kind_breaks_no_reader(name: str, data: st.DataObject) -> None:
+    """A file that is right but for one value is read or refused, whatever that value is."""
+    documents = copy.deepcopy(DOCUMENTS[name])
+    *path, last = data.draw(st.sampled_from([p for p in _places(documents) if p]))
+    holder: Any = documents
+    for key in path:
+        holder = holder[key]
+    holder[last] = data.draw(json_values)
+    raw = "\n".join(json.dumps(document) for document in documents).encode()
+    with contextlib.suppress(SweepError):
+        read_sweeps(raw, name)
