@@ -22,8 +22,8 @@ from typing import Any, Final
 
 import httpx
 
-from tests.chaos.stage import free_port
 from tests.kubernetes_build import containers, one, pod
+from tests.ports import free_port
 
 START_S: Final = 30.0
 PORTS: Final = (8000, 9400, 30000, 31000)

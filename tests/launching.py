@@ -7,7 +7,6 @@ import contextlib
 import io
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from router.launch_plan import Address, Plan, ServerPlan, Share
 from router.launch_view import View
 from router.load import Role
 from router.logs import LineWriter
+from tests.ports import free_port, free_ports
 
 ROOT = Path(__file__).resolve().parent.parent
 LOOK_S = 0.02
@@ -43,15 +43,6 @@ subprocess.Popen(["sleep", sys.argv[2]], start_new_session=True)
 print("up", "as", os.getpid(), flush=True)
 http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that are free now, all different."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(sock.getsockname()[1]) for sock in sockets]
-    for sock in sockets:
-        sock.close()
-    return ports
 
 
 def processes(marker: str) -> list[int]:
@@ -108,7 +99,7 @@ def job(
     **settings: Any,
 ) -> Job:
     """A launch of these commands, with a small server as its router unless the test has another."""
-    (port,) = free_ports(1)
+    port = free_port()
     servers = [
         ServerPlan(
             role=role,

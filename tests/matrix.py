@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from router import __version__
+from tests.ports import free_port
 from tests.raw_client import ask, post
 from tests.scripted_backend import ScriptedBackend, response, scripted_backend
 from tests.trials import TRIALS, Bench, Trial, body, says
@@ -47,13 +47,6 @@ http {{
   }}
 }}
 """
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port
 
 
 class Peer:

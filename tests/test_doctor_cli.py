@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -20,6 +19,7 @@ from router.__main__ import app
 from router.doctor import CANARY_TOKENS
 from router.load import Role
 from tests.engines import looped
+from tests.ports import free_port
 from tests.scripted_backend import Call, response, scripted_backend
 from tests.test_engine_cli import engine as engine_process
 
@@ -204,13 +204,6 @@ def one_line(result: Result) -> str:
     assert result.stderr.count("\n") == 1
     assert result.stderr.startswith("crossover doctor: ")
     return result.stderr
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @looped

@@ -30,7 +30,8 @@ from router.launch_keeper import descendants_of
 from router.launch_kept import Command, Keepers
 from router.launch_process import Name, Watched, meaning
 from router.load import Role
-from tests.launching import SERVER, Lines, free_ports, job, launched, processes, server
+from tests.launching import SERVER, Lines, job, launched, processes, server
+from tests.ports import free_ports
 
 SPECULATIVE, BASELINE = Role.SPECULATIVE, Role.BASELINE
 

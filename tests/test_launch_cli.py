@@ -26,7 +26,8 @@ from router.launch_gpus import ProbeError, look, read
 from router.launch_prepare import url_of as prepare_url
 from router.launch_view import View, shown
 from router.logs import LineWriter
-from tests.launching import fake_gpus, free_ports, model_folder
+from tests.launching import fake_gpus, model_folder
+from tests.ports import free_ports
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "data" / "launch"

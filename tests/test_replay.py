@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 
 import httpx
 import pytest
 
 from router.load import Role
 from router.metrics import Outcome, Retry
+from tests.ports import free_port
 from tests.scripted_backend import (
     QUEUE_FULL_EVENT,
     STREAM_HEAD,
@@ -33,13 +33,6 @@ async def refuse_stream(call: Call) -> None:
     await call.send(
         STREAM_HEAD + chunk(QUEUE_FULL_EVENT) + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
     )
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 def test_an_unreachable_backend_is_replaced_by_the_other() -> None:

@@ -6,11 +6,8 @@ All times are monotonic seconds, which every process of a machine shares.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import random
 import signal
-import socket
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,23 +18,14 @@ import httpx
 from loadtest.children import Child, ChildError, Children
 from router.load import Role
 from tests.chaos.load import request_body
+from tests.ports import free_port
 
 START_S: Final = 30.0
 POLL_S: Final = 0.05
 PROMPTS: Final = 40
-# Below the ports that the system hands out by itself, so that nobody takes one whose server is dead.
-PORTS: Final = range(20_000, 30_000)
 LISTENING: Final = r"listening on (\d+)"
 ROUTER_LISTENING: Final = r'"port":\s*(\d+).*?"admin_port":\s*(\d+)'
 KEY: Final = "sk-chaos-admin"
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    for port in random.sample(PORTS, len(PORTS)):
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-    raise ChildError("no port is free between 20000 and 30000")
 
 
 class Entry:

@@ -12,7 +12,6 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -21,6 +20,8 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+
+from tests.ports import free_ports
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WAIT_S = 180
@@ -186,13 +187,3 @@ class Stack:
     def _files(self) -> list[str]:
         more = self.folder / "build-network.yaml"
         return ["-f", "compose.yaml", "-f", more.name] if more.exists() else []
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago, all different."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()

@@ -19,8 +19,8 @@ from typing import Final
 
 import httpx
 
-from tests.chaos.stage import free_port
 from tests.gateways.site import KEY, POLL_S, chat
+from tests.ports import free_port
 
 CONFIGS: Final = Path(__file__).parents[2] / "deploy" / "gateways"
 START_S: Final = 60.0

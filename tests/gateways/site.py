@@ -23,7 +23,7 @@ import httpx
 
 from loadtest.engine import RunningEngine, running_engine
 from loadtest.engine_config import EngineConfig
-from tests.chaos.stage import free_port
+from tests.ports import free_port
 
 KEY: Final = "sk-clients"
 MODEL: Final = "sim-llama-8b"
