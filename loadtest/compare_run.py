@@ -25,6 +25,7 @@ from loadtest.service import CurveError, ServiceCurve
 from loadtest.simulator_contention import H200, Contention
 from loadtest.simulator_load import Row, day, steps
 from router.calibration import Calibration, CalibrationError, parse_calibration
+from router.load import Role
 
 DAY_S: Final = 900.0
 STEP_S: Final = 120.0
@@ -32,6 +33,12 @@ PLOTTED: Final = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
 PLOTTED_S: Final = 240.0
 # Times the wait at a server's largest measured level from which nobody keeps up with the load.
 OVERLOAD: Final = 2.0
+# The names of --curves, and which server of a file that holds both is meant.
+ROLE_OF: Final = {
+    "base": Role.BASELINE,
+    "spec": Role.SPECULATIVE,
+    "adaptive": Role.SPECULATIVE,
+}
 WIDTH: Final = 160  # columns, where the output is no terminal
 
 
@@ -166,9 +173,9 @@ def read_pair(given: Given, rows: Sequence[Row]) -> Pair:
     if given.calibration is not None:
         return _calibrated(given.calibration, given.gpus)
     files = dict(part.partition("=")[::2] for part in (given.curves or "").split(","))
-    if not {"base", "spec"} <= set(files) <= {"base", "spec", "adaptive"}:
+    if not {"base", "spec"} <= set(files) <= ROLE_OF.keys():
         raise InputError("--curves names base=FILE,spec=FILE and may name adaptive=FILE")
-    read: dict[str, ServiceCurve] = {name: read_curve(Path(path)) for name, path in files.items()}
+    read = {name: read_curve(Path(path), ROLE_OF[name]) for name, path in files.items()}
     pair = Pair(
         speculative=read["spec"],
         baseline=read["base"],

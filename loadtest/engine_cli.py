@@ -134,4 +134,4 @@ def _run(config: EngineConfig, host: str, port: int) -> None:
 def _curve(name: str | None, role: Role) -> ServiceCurve | None:
     if name is None:
         return None
-    return shipped_curve(name, role) if name in PAIRS else read_curve(Path(name))
+    return shipped_curve(name, role) if name in PAIRS else read_curve(Path(name), role)

@@ -332,6 +332,16 @@ def test_the_command_compares_files(tmp_path: Path) -> None:
     assert "Run " in result.output.splitlines()[-1] or "Run " in result.output
 
 
+def test_the_command_compares_what_a_sweep_left() -> None:
+    """`--curves` takes the sweep.json of `loadtest sweep`, also as SGLang's adaptive speculation."""
+    kept = "deploy/calibrations/h200-sim-acc2.0/sweep.json"
+    result = run(
+        "--curves", f"base={kept},spec={kept},adaptive={kept}", "--scale", "1", "--seconds", "40"
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "adaptive" in result.output
+
+
 @pytest.mark.parametrize(("scale", "piles_up"), [("4", False), ("30", True)])
 def test_a_load_that_nobody_carries_is_said(scale: str, piles_up: bool) -> None:
     """Without a word, an overload looks like a verdict on the pair."""

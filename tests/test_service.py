@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from loadtest.service import (
     from_sweep,
 )
 from loadtest.service import Sweep as SweepFile
+from loadtest.sweep_schema import decode_sweep
 from router.load import Role
 
 
@@ -309,3 +311,39 @@ def test_file(tmp_path: Any) -> None:
     assert read_curve(path) == curve((1, 0.01))
     with pytest.raises(CurveError, match="planted-12, h200-topk4"):
         shipped_curve("planted-13", Role.BASELINE)
+
+
+KEPT = Path("deploy/calibrations/h200-sim-acc2.0/sweep.json")
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_what_a_sweep_leaves_is_a_curve(role: Role) -> None:
+    """From a sweep.json of both servers each gives its own curve, which runs as fast as it did."""
+    found = read_curve(KEPT, role)
+    measured: dict[int, list[float]] = {}
+    for point in decode_sweep(KEPT.read_bytes()).points:
+        if point.role is role and point.level is not None:
+            measured.setdefault(point.level, []).append(point.output_tok_s.value)
+    assert [at for at, _ in found.points] == sorted(measured)
+    for level, speeds in measured.items():
+        # 5 %: noise that would make a step with more requests shorter is pooled away.
+        mean = sum(speeds) / len(speeds)
+        assert found.closed_loop_tok_s(level, 64, 256) == pytest.approx(mean, rel=0.05)
+    assert (found.tokens_per_step > 1.8) is (role is Role.SPECULATIVE)
+
+
+def test_a_sweep_of_one_server_is_taken_whatever_its_role(tmp_path: Path) -> None:
+    """A sweep of a third server (adaptive, say) needs no role; one of both servers does."""
+    with pytest.raises(CurveError, match="holds the sweeps of baseline and speculative: say which"):
+        read_curve(KEPT)
+    sweep = decode_sweep(KEPT.read_bytes())
+    alone = tuple(point for point in sweep.points if point.role is Role.BASELINE)
+    path = tmp_path / "sweep.json"
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(sweep, points=alone)))
+    assert read_curve(path, Role.SPECULATIVE).points == read_curve(KEPT, Role.BASELINE).points
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(sweep, points=())))
+    with pytest.raises(CurveError, match="holds no level that was measured"):
+        read_curve(path)
+    path.write_bytes(b'{"schema": "crossover.sweep/1"}')
+    with pytest.raises(CurveError, match="is no sweep"):
+        read_curve(path)
