@@ -15,6 +15,7 @@ from loadtest.demo_cli import demo
 from loadtest.engine_cli import engine
 from loadtest.exit_codes import BAD_VALUE, INTERRUPTED, OK
 from loadtest.fit_cli import ManyFiles, fit
+from loadtest.overhead_cli import overhead
 from loadtest.report_cli import report
 from loadtest.sweep_cli import sweep
 
@@ -28,6 +29,7 @@ app.command("calibrate")(calibrate)
 app.command("compare")(compare)
 app.command("demo")(demo)
 app.command("engine")(engine)
+app.command("overhead")(overhead)
 app.command("sweep")(sweep)
 app.command("fit", cls=ManyFiles)(fit)
 app.command("report")(report)

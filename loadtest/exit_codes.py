@@ -45,6 +45,13 @@ MEANINGS: Final[dict[str, dict[int, str]]] = {
         **_ENDED,
     },
     "engine": {OK: "a clean stop", FAILED: "it died, as a server may", **_BAD},
+    "overhead": {
+        OK: "measured, whatever the verdict",
+        FAILED: "a server or the router failed; what is measured is kept",
+        **_BAD,
+        HUNG_UP: "ended by SIGHUP",
+        **_ENDED,
+    },
     "sweep": {
         OK: "all levels are measured",
         FAILED: "a server failed; what is measured is kept",

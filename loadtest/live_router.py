@@ -5,6 +5,7 @@ Every refusal is an error that says what to mend; nothing is decided here (`live
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Self, TypeVar
@@ -19,6 +20,7 @@ from loadtest.sweep_seen import Page
 from router.load import Role, Telemetry
 
 T = TypeVar("T")
+_CPU: Final = re.compile(rb"^process_cpu_seconds_total ([0-9.e+-]{1,40})$", re.MULTILINE)
 ADMIN_KEY_ENV: Final = "LOADTEST_ADMIN_KEY"
 WITHIN_S: Final = 5.0
 
@@ -160,6 +162,14 @@ class RouterAdmin:
     async def page(self) -> Page | None:
         """Its counters are not those of a server."""
         return None
+
+    async def cpu_seconds(self) -> float | None:
+        """Processor time of the router's process since its start; None where it does not say."""
+        try:
+            found = _CPU.search(await self._call("GET", "/metrics"))
+        except LiveError:
+            return None
+        return float(found[1]) if found else None
 
     async def _call(self, method: str, path: str, body: object = None) -> bytes:
         try:

@@ -100,6 +100,7 @@ PURE = {
         "live_summary",
         "notices",
         "objectives",
+        "overhead",
         "points",
         "report",
         "report_svg",

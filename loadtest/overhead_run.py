@@ -1,0 +1,168 @@
+"""Measures a server directly and through a router in turns, and gives the router back afterwards.
+
+The router is told to send everything to the one server that is measured. What is measured is on
+disk before the next window begins, so that a run that was stopped goes on.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from loadtest.client import ChatClient
+from loadtest.live_borrow import borrowed
+from loadtest.live_files import LiveDirectory
+from loadtest.live_router import RouterAdmin
+from loadtest.live_schema import LiveError
+from loadtest.live_view import Lines
+from loadtest.overhead import Conditions, Found, Measured, Way, decode, judged, order, resumed
+from loadtest.overhead_window import Between, Options, Parts, Show, measure, now
+from loadtest.prompts import (
+    MARK_TOKENS,
+    TOKENS_PER_WORD,
+    Corpus,
+    Listed,
+    Prompts,
+    Tokenizer,
+    described,
+    read_prompts,
+)
+from loadtest.record import RecordError, RequestRecord, read_records
+from loadtest.sweep import Asker
+from loadtest.sweep_files import replace_file
+from loadtest.sweep_level import Instruments
+from loadtest.sweep_probe import ServerProbe, public_url
+from loadtest.sweep_run import real_instruments
+from loadtest.sweep_schema import Server, Workload
+from router import __version__
+
+FILE: Final = "overhead.json"
+
+
+async def run_overhead(
+    options: Options, show: Show, say: Lines, *, instruments: Instruments | None = None
+) -> Found:
+    """Measure what is not measured yet; all of it, judged.
+
+    Raises LiveError, SweepError and PromptError. In any case the router then decides as before.
+    """
+    tools = instruments or real_instruments()
+    with LiveDirectory.opened(options.out) as directory:
+        async with (
+            RouterAdmin(options.admin_url, key=options.admin_key, clock=tools.clock) as admin,
+            ServerProbe(options.direct, key=options.key, clock=tools.clock) as probe,
+            borrowed(admin, directory, say, tools) as hand,
+        ):
+            server = await probe.facts(options.role, options.model)
+            await _same_server(admin, options, server)
+            routed_url = public_url(options.url)
+            key, limit = options.key, options.timeout
+            async with (
+                ChatClient(server.url, api_key=key, timeout=limit, clock=tools.clock) as direct,
+                ChatClient(routed_url, api_key=key, timeout=limit, clock=tools.clock) as routed,
+            ):
+                found, askers = _wanted(options, server)
+                parts = Parts(
+                    {Way.DIRECT: direct, Way.ROUTER: routed}, askers, server, probe, hand, tools
+                )
+                return await _measure_all(options, found, parts, show)
+
+
+async def _same_server(admin: RouterAdmin, options: Options, server: Server) -> None:
+    """Raise LiveError when the router has another server in this role."""
+    status = await admin.status()
+    mine = next(each.url for each in status.backends if each.role is options.role)
+    if mine.rstrip("/").removesuffix("/v1") != server.url.rstrip("/").removesuffix("/v1"):
+        raise LiveError(
+            f"the router's {options.role.value} server is {mine} and not {server.url}: give --direct"
+            " as the router has it, or another --role"
+        )
+
+
+def _wanted(options: Options, server: Server) -> tuple[Found, dict[Way, Asker]]:
+    """What the file begins with, and who asks on each way: the same, but for the prompts' marks."""
+    prompts: Prompts
+    if options.prompts is not None:
+        prompts = Listed(read_prompts(options.prompts), options.seed)
+    else:
+        tokenizer = Tokenizer(
+            server.tokens_per_word or TOKENS_PER_WORD, server.tokens_per_mark or MARK_TOKENS
+        )
+        prompts = Corpus(options.seed, tokenizer, marked=True)
+    workload = Workload(
+        prompts="corpus" if options.prompts is None else described(options.prompts),
+        input_tokens=options.input_tokens,
+        output_tokens=options.longest if options.shortest == options.longest else None,
+        trace=f"answers of {options.shortest} to {options.longest} tokens",
+        seed=options.seed,
+    )
+    lengths = Between(options.shortest, options.longest, options.input_tokens, options.seed)
+    found = Found(
+        created=now(),
+        command=options.command,
+        version=__version__,
+        servers=" ".join(filter(None, (server.gpu, server.engine_version))),
+        conditions=Conditions(
+            direct=server.url,
+            url=options.url,
+            role=options.role,
+            level=options.level,
+            model=server.model,
+            workload=workload,
+            pace=options.pace,
+        ),
+        rounds=options.rounds,
+        margin=options.margin,
+    )
+    askers = {way: Asker(prompts, lengths, workload, salt=secrets.token_hex(3)) for way in Way}
+    return found, askers
+
+
+async def _measure_all(options: Options, wanted: Found, parts: Parts, show: Show) -> Found:
+    path = options.out / FILE
+    found = resumed(_read(path), wanted)
+    kept = tuple(each for each in found.windows if _whole(options.out, each))
+    found = judged(msgspec.structs.replace(found, windows=kept))
+    done = {each.point.run for each in kept}
+    turns = list(order(options.rounds))
+    left = [turn for turn in turns if turn.run not in done]
+    if left:
+        await parts.hand.decide({"policy": options.role.value})
+    for at, turn in enumerate(left):
+        show.begins(f"{turn.way.value}, pair {turn.pair}", len(turns) - len(left) + at, len(turns))
+        window, records = await measure(options, turn, parts, show)
+        replace_file(_records(options.out, turn.run), _encoded(records))
+        found = judged(msgspec.structs.replace(found, windows=(*found.windows, window)))
+        data = msgspec.json.format(msgspec.json.encode(found), indent=1)
+        replace_file(path, data + b"\n")
+        show.ended(window)
+    return found
+
+
+def _read(path: Path) -> Found | None:
+    try:
+        return decode(path.read_bytes(), str(path))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise LiveError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _records(out: Path, run: str) -> Path:
+    return out / f"records-{run}.jsonl"
+
+
+def _whole(out: Path, window: Measured) -> bool:
+    """Whether the records of a window are all there."""
+    try:
+        return len(list(read_records(_records(out, window.point.run)))) == window.point.records
+    except (OSError, RecordError):
+        return False
+
+
+def _encoded(records: Sequence[RequestRecord]) -> bytes:
+    return msgspec.json.Encoder().encode_lines(list(records))
