@@ -1,0 +1,1 @@
+"""What `measure.sh` runs beside the commands of `loadtest`: small programs, nothing to import."""
