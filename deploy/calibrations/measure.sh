@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measures a pair on this host and tries it, in parts. Each is kept and gone on with by the same
-# command; the seconds of a part may be bounded, as in calibrate=450.
+# command; the seconds of a part may be bounded, as in calibrate=450, and of all of them by WITHIN.
 #
 #   RESULTS=results LAUNCH="crossover launch --config pair.toml --calibration results/calibration.json" \
 #     deploy/calibrations/measure.sh start calibrate compare overhead trials
@@ -39,6 +39,10 @@ PIN=${PIN:-}; VARIED=$(( OUT_TOKENS / 2 ))-$(( OUT_TOKENS * 3 / 2 ))
 CALIBRATION=${CALIBRATION:-$RESULTS/calibration.json}
 began=$(date +%s)
 say() { echo "[$(( $(date +%s) - began )) s] $*"; }
+bounded() { # SECONDS: at most these, and at most what is left of WITHIN
+  local left=$(( began + ${WITHIN:-999999} - $(date +%s) )); [ "$1" -le "$left" ] && left=$1
+  echo $(( left > 0 ? left : 0 ))
+}
 port() { local rest=${1##*:}; echo "${rest%%/*}"; }
 
 up() { # PIDFILE ROUTER ADMIN: until the router there uses both servers, or whoever starts it is gone
@@ -68,7 +72,7 @@ ended() { # NAME: SIGTERM, and wait for its end
 }
 in_force() { # until the router has taken up the calibration that was just written
   local i made; made=$("$PYTHON" -c 'import json,sys; print(json.load(open(sys.argv[1]))["created"])' "$CALIBRATION") || return 1
-  for i in $(seq 60); do
+  for i in $(seq "$(( 2 * $(bounded 30) ))"); do
     curl -s -m 5 -H "authorization: Bearer ${LOADTEST_ADMIN_KEY:-}" "$ADMIN/status" | grep -q "\"created\": *\"$made\"" && return 0
     sleep 0.5
   done; return 1
@@ -83,7 +87,8 @@ print(",".join(str(x) for x in sorted({max(1, round(line / 3)), round(line), min
 P
 }
 kept() { # SECONDS LOG COMMAND...: bounded, its output in a file, the end of it shown
-  local limit=$1 log=$RESULTS/$2.log; shift 2
+  local limit log=$RESULTS/$2.log; limit=$(bounded "$1"); shift 2
+  [ "$limit" -gt 0 ] || { say "out of time"; return 1; }
   timeout "$limit" "$@" >>"$log" 2>&1; say "exit code $?"; tail -n "${TAIL:-16}" "$log" | cut -c1-400
 }
 live() { # SECONDS LOG OUT ROUTER ADMIN POLICIES ARGUMENTS...
@@ -97,7 +102,7 @@ overhead() { # SECONDS NAME LENGTHS
     --output-tokens "$3" --out "$RESULTS/$2"
 }
 controls() { # SECONDS: each load, each arm in turn; each pass begins with another arm
-  local end=$(( $(date +%s) + $1 )) load pass at arm name router admin policy
+  local end=$(( $(date +%s) + $(bounded "$1") )) load pass at arm name router admin policy
   local arms=("pair $ROUTER $ADMIN frontier" "pair $ROUTER $ADMIN least-in-flight"
     "two-speculative http://127.0.0.1:8002 http://127.0.0.1:9402 least-in-flight"
     "two-baseline http://127.0.0.1:8003 http://127.0.0.1:9403 least-in-flight")
@@ -158,7 +163,7 @@ for part in "$@"; do
       "$PYTHON" "$HERE/pin.py" "$(port "$ROUTER")" all $others ;;
     controls) controls "$limit" ;;
     trials)
-      timeout "$limit" "$PYTHON" -m tests.real_pair --url "$ROUTER" --admin-url "$ADMIN" --speculative "$SPECULATIVE" \
+      timeout "$(bounded "$limit")" "$PYTHON" -m tests.real_pair --url "$ROUTER" --admin-url "$ADMIN" --speculative "$SPECULATIVE" \
         --baseline "$BASELINE" --launcher "$(cat "$RESULTS/launch.pid")" --json "$RESULTS/trials.json" ${TRIALS:-} \
         2>&1 | tee "$RESULTS/trials.log" ;;
     stop) for each in two-speculative two-baseline crossed launch; do ended "$each"; done ;;
