@@ -144,3 +144,14 @@ def test_the_script_is_whole(tmp_path: Path) -> None:
     )  # fmt: skip
     assert refused.returncode == 2
     assert "no such part: nonsense" in refused.stderr
+
+
+def test_no_part_is_begun_without_time(tmp_path: Path) -> None:
+    """WITHIN bounds all parts together: when nothing is left of it, that is said and nothing is run."""
+    done = subprocess.run(
+        ["bash", str(FOLDER / "measure.sh"), "adaptive=60"], capture_output=True, text=True, check=False,
+        env={**os.environ, "LAUNCH": "false", "RESULTS": str(tmp_path), "WITHIN": "0"},
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert "out of time" in done.stdout
+    assert list(tmp_path.iterdir()) == []
