@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+import yaml
 
 from loadtest.curve_files import PAIRS, read_curve, shipped_curve
 from loadtest.engine_config import ConfigError, EngineConfig
 from loadtest.service import CurveError, ServiceCurve
+from router.launch_flags import from_yaml, value_of
 from router.load import Role
 
 
@@ -47,6 +49,12 @@ GpuLock = Annotated[
     Path | None, typer.Option(help="A file through which servers share one simulated GPU.")
 ]
 ApiKey = Annotated[str | None, typer.Option(help="Ask for this key, as SGLang does.")]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", help="A file as SGLang's --config; its api-key alone is read.", metavar="FILE"
+    ),
+]
 Model = Annotated[str, typer.Option(help="Name of the served model.")]
 ContextLength = Annotated[int, typer.Option(help="Tokens of prompt and output together.")]
 Seed = Annotated[int, typer.Option(help="What the answers depend on besides the prompts.")]
@@ -78,6 +86,7 @@ def engine(
     time_scale: TimeScale = 1.0,
     gpu_lock: GpuLock = None,
     api_key: ApiKey = None,
+    config_file: ConfigFile = None,
     model: Model = "sim-llama-8b",
     context_length: ContextLength = 8192,
     seed: Seed = 0,
@@ -100,7 +109,7 @@ def engine(
             max_total_tokens=max(131_072, context_length),
             time_scale=time_scale,
             gpu_lock=gpu_lock,
-            api_key=api_key,
+            api_key=_key(config_file) if api_key is None else api_key,
             model=model,
             context_length=context_length,
             seed=seed,
@@ -114,6 +123,17 @@ def engine(
         _run(config, host, port)
     except (ConfigError, CurveError) as error:
         raise typer.BadParameter(str(error)) from error
+
+
+def _key(file: Path | None) -> str | None:
+    """The key in a file of flags, which no list of processes shows. Raises ConfigError."""
+    if file is None:
+        return None
+    try:
+        flags = from_yaml(yaml.safe_load(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"--config {file} cannot be used: {error}") from error
+    return value_of(flags, "api-key")
 
 
 def _run(config: EngineConfig, host: str, port: int) -> None:

@@ -85,8 +85,8 @@ class LaunchTable(ServerTable):
     python: Text | None = None
     """The Python that has SGLang, where it is not the router's own."""
     server_command: Text | None = None
-    """A command in SGLang's place. {role}, {host}, {port}, {model}, {draft}, {gpus}, {tp} and {args} \
-(the flags for SGLang) are filled in. It must replace itself with the server (exec)."""
+    """A command in SGLang's place. {role}, {host}, {port}, {model}, {draft}, {gpus}, {tp}, {args} \
+(the flags for SGLang) and {config} (the file that holds its key) are filled in. It must replace itself with the server (exec)."""
     start_timeout: Seconds = 1800.0
     """How long a server may take to be ready: loading a large model takes minutes."""
     stop_timeout: Seconds = 30.0

@@ -36,6 +36,7 @@ from router.launch_hints import hint_in
 from router.launch_kept import Command, Keepers
 from router.launch_plan import Address, Plan, ServerPlan
 from router.launch_process import Name, State, Watched, meaning
+from router.launch_secret_file import SecretFile
 from router.launch_view import View, shown
 from router.load import ROLES, Role
 
@@ -62,6 +63,7 @@ class Job(NamedTuple):
     restart_delay_max: float
     keys: Mapping[Role, str | None]
     threshold: float | None
+    secret_files: Mapping[Role, SecretFile] = {}
     words: Sequence[str] = ()
 
 
@@ -104,7 +106,11 @@ class Launch:
             other = next(each for role, each in self._servers.items() if role is not server.role)
             argv = server.beside if other.alive else server.command
             self._view.own(f"starting the {server.role} server: {shown(argv, server.env)}")
-            return Command(argv, {**self._job.base_env, **server.env})
+            file = self._job.secret_files.get(server.role)
+            if file is not None:
+                file.write()
+            env = {**self._job.base_env, **server.env}
+            return Command(argv, env, None if file is None else file.path)
 
         return Watched(
             Name(server.role.value, f"{server.role} server"),
@@ -246,6 +252,8 @@ class Launch:
         await asyncio.gather(*runs, return_exceptions=True)
         for client in self._clients:
             await client.aclose()
+        for file in job.secret_files.values():
+            file.remove()
         self._view.own("stopped")
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -83,7 +83,11 @@ def described(job: Job) -> str:
 
     lines = [f"# {word}" for word in job.words]
     for server in job.plan.servers:
-        lines += [f"# the {server.role} server", shown(server.command, server.env)]
+        file = job.secret_files.get(server.role)
+        told = (
+            "" if file is None else f"; its key is in {file.path}, which is written for its start"
+        )
+        lines += [f"# the {server.role} server{told}", shown(server.command, server.env)]
         if server.beside != server.command:
             lines += ["# ... and while the other one runs", shown(server.beside, server.env)]
     order = "at once" if job.plan.at_once else "one after the other, in this order"
@@ -99,6 +103,7 @@ def _run(job: Job) -> int:
 
     from router.launch import launch
     from router.launch_keeper import become_subreaper
+    from router.launch_secrets import SECRET
     from router.launch_view import View
 
     async def run() -> int:
@@ -111,7 +116,15 @@ def _run(job: Job) -> int:
                 signal.signal(number, signal.SIG_IGN)
 
     # SGLang writes all its arguments into its log when it starts, its key among them.
-    view = View(secrets=[key for key in job.keys.values() if key is not None])
+    keys = [key for key in job.keys.values() if key is not None]
+    told = [
+        value
+        for server in job.plan.servers
+        for name, values in (server.secret or {}).items()
+        if name in SECRET
+        for value in values
+    ]
+    view = View(secrets=[*keys, *told])
     try:
         become_subreaper()  # what a lost keeper leaves behind becomes ours, and is ended
         return asyncio.run(run())

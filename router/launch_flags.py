@@ -7,6 +7,7 @@ wins, so that what a user adds replaces what we would have said, and no flag is 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -100,6 +101,22 @@ def to_args(flags: Flags, release: tuple[int, int, int] | None = None) -> tuple[
     return tuple(
         text for name, values in flags.items() for text in (f"--{old.get(name, name)}", *values)
     )
+
+
+def filled(
+    command: Iterable[str], values: Mapping[str, str], args: Sequence[str]
+) -> tuple[str, ...]:
+    """Return a command with placeholders filled in, and `{args}` as words or within one."""
+    words: list[str] = []
+    for word in command:
+        if word == "{args}":
+            words += args
+            continue
+        text = word.replace("{args}", shlex.join(args))
+        for placeholder, value in values.items():
+            text = text.replace(placeholder, value)
+        words.append(text)
+    return tuple(words)
 
 
 def value_of(flags: Flags, name: str) -> str | None:

@@ -88,6 +88,11 @@ _RULES: Final = (
         ),
     ),
     (
+        re.compile(r"^cannot run it: the file for its key cannot be written"),
+        Cause.CANNOT_RUN,
+        "set TMPDIR to a directory of this host that can be written",
+    ),
+    (
         re.compile(r"^cannot run .*: "),
         Cause.CANNOT_RUN,
         "check the command (--server-command, --python)",

@@ -1,6 +1,6 @@
 """Keeps one process and everything that it starts, and takes them all along when it ends.
 
-    python -I -S launch_keeper.py COMMAND [ARGUMENT ...]
+    python -I -S launch_keeper.py [--remove FILE] COMMAND [ARGUMENT ...]
 
 It is run as a file of its own, before every server and the router that `crossover launch` starts,
 and uses the standard library alone: it must be small, and up before what it keeps.
@@ -9,6 +9,7 @@ standard input ends   the launcher is gone, or wants an end now: SIGKILL to all
 SIGTERM, SIGINT       handed to the command's own process only: SGLang drains when its parent gets
                       it, and loses requests when its schedulers do
 the command ends      SIGKILL to what it left behind; its code is ours, 128 + n after signal n
+every end             the file to remove is removed, and its folder
 this process is lost  the command gets SIGKILL by the kernel (PR_SET_PDEATHSIG)
 
 "All" is the command's process group and every descendant: on Linux orphans of a subreaper stay its
@@ -30,11 +31,27 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 PR_GET_CHILD_SUBREAPER = 37
 CANNOT_START = 127
+REMOVE = "--remove"
 KILL_SECONDS = 5.0  # until a killed process must be gone; one in the kernel's hands may not be
 LINUX = sys.platform == "linux"
 
 
 def main() -> int:
+    """Run the command to its end, and take its file away. The exit code."""
+    arguments, file = sys.argv[1:], None
+    if arguments[:1] == [REMOVE]:
+        file, arguments = Path(arguments[1]), arguments[2:]
+    try:
+        return run(arguments)
+    finally:
+        if file is not None:
+            with contextlib.suppress(OSError):
+                file.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                file.parent.rmdir()
+
+
+def run(arguments: "list[str]") -> int:
     """Run the command to its end. The exit code."""
     wakeup, woken = os.pipe()
     os.set_blocking(woken, False)
@@ -46,13 +63,13 @@ def main() -> int:
     keeper = os.getpid()
     try:
         command = subprocess.Popen(  # noqa: S603 (what the launcher was told to run)
-            sys.argv[1:],
+            arguments,
             stdin=subprocess.DEVNULL,
             process_group=0,
             preexec_fn=lambda: die_with(keeper),  # noqa: PLW1509 (this process has one thread)
         )
     except OSError as error:
-        sys.stderr.write(f"cannot run {sys.argv[1]}: {error.strerror or error}\n")
+        sys.stderr.write(f"cannot run {arguments[0]}: {error.strerror or error}\n")
         return CANNOT_START
     return keep(command, wakeup)
 

@@ -25,10 +25,11 @@ ORPHAN_LOOKS: Final = 100
 
 
 class Command(NamedTuple):
-    """What to run."""
+    """What to run. `remove` is a file that its keeper takes away, with its folder, at its end."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
+    remove: str | None = None
 
 
 class Running:
@@ -113,11 +114,12 @@ class Keepers:
     async def start(self, command: Command, lines: Callable[[str], None]) -> Running:
         """Run a command under a keeper; each line that it prints is handed to `lines`."""
         async with self._lock:
+            remove = () if command.remove is None else (launch_keeper.REMOVE, command.remove)
             ours, theirs = os.pipe()
             pump = asyncio.get_running_loop().create_task(_pump(ours, lines))
             try:
                 process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-I", "-S", str(KEEPER), *command.argv),
+                    *(sys.executable, "-I", "-S", str(KEEPER), *remove, *command.argv),
                     env=dict(command.env),
                     stdin=asyncio.subprocess.PIPE,
                     stdout=theirs,

@@ -7,15 +7,15 @@ it cannot do well it says in `words`, one line each, for the user.
 from __future__ import annotations
 
 import enum
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
 
-from router.launch_flags import Flags, from_args, merged, to_args, value_of
+from router.launch_flags import Flags, filled, from_args, merged, to_args, value_of
 from router.launch_gpu_facts import GIB, Gpu, Machine, fractions, recipe, sm, tensor_parallel
 from router.launch_model import ModelFacts
+from router.launch_secrets import PLACEHOLDER, hidden, secrets_in
 from router.load import ROLES, Role
 
 # SGLang's own way in, in every release that we know.
@@ -71,16 +71,21 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     server_command: tuple[str, ...] | None = None
     both: Extra = Extra()
     each: Mapping[Role, Extra] = {}
+    secret_files: Mapping[Role, str]
 
 
 class ServerPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """How one server is started. `beside` is the command while the other server is up."""
+    """How one server is started. `beside` is the command while the other server is up.
+
+    `secret` is what stands in the server's file of secrets; None: it needs no such file.
+    """
 
     role: Role
     address: Address
     command: tuple[str, ...]
     beside: tuple[str, ...]
     env: dict[str, str]
+    secret: Flags | None = None
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,6 +147,7 @@ def plan(wanted: Wanted, machine: Machine, facts: ModelFacts | None) -> Plan:
             command=_command(wanted, role, alone[role], layout, machine),
             beside=_command(wanted, role, beside[role], layout, machine),
             env=_env(wanted, role, layout, machine),
+            secret=_secret(wanted, role),
         )
         for role in ROLES
     )
@@ -158,9 +164,10 @@ def _without_gpus(wanted: Wanted) -> Plan:
         ServerPlan(
             role=role,
             address=wanted.addresses[role],
-            command=(command := _filled(wanted, role, {}, (), 1)),
+            command=(command := _filled(wanted, role)),
             beside=command,
-            env=_own_env(wanted, role),
+            env={**wanted.both.env, **wanted.each.get(role, Extra()).env},
+            secret=_secret(wanted, role),
         )
         for role in ROLES
     )
@@ -215,8 +222,7 @@ def _flags(wanted: Wanted, role: Role, layout: _Layout, advice: Flags) -> Flags:
     own |= {"host": (address.host,), "port": (str(address.port),)}
     if size > 1:
         own["tensor-parallel-size"] = (str(size),)
-    extra = wanted.each.get(role, Extra())
-    added = merged(from_args(wanted.both.args), from_args(extra.args))
+    added, without = _added(wanted, role)
     if not {"host", "port"}.isdisjoint(added):
         text = f"give the {role} server's address as --{role} http://HOST:PORT, not in its args"
         raise PlanError(text)
@@ -227,8 +233,21 @@ def _flags(wanted: Wanted, role: Role, layout: _Layout, advice: Flags) -> Flags:
             base["speculative-draft-model-path"] = (wanted.draft,)
         elif (algorithm or "").upper() not in DRAFTLESS:
             raise PlanError(f"{algorithm or 'speculation'} wants a draft model: give --draft")
-    without = (*wanted.both.without, *extra.without)
-    return merged(own, base, advice, added, without=without)
+    flags = merged(own, base, advice, added, without=without)
+    return hidden(flags, wanted.secret_files[role])
+
+
+def _added(wanted: Wanted, role: Role) -> tuple[Flags, tuple[str, ...]]:
+    """What the user adds to one server, and takes out."""
+    extra = wanted.each.get(role, Extra())
+    added = merged(from_args(wanted.both.args), from_args(extra.args))
+    return added, (*wanted.both.without, *extra.without)
+
+
+def _secret(wanted: Wanted, role: Role) -> Flags | None:
+    added, without = _added(wanted, role)
+    found = secrets_in(merged(added, without=without))
+    return found if found or PLACEHOLDER in " ".join(wanted.server_command or ()) else None
 
 
 def _sized(flags: Flags, fraction: float) -> Flags:
@@ -242,21 +261,20 @@ def _command(
     wanted: Wanted, role: Role, flags: Flags, layout: _Layout, machine: Machine
 ) -> tuple[str, ...]:
     if wanted.server_command is not None:
-        return _filled(wanted, role, flags, layout.gpus[role], len(layout.gpus[role]), machine)
+        return _filled(wanted, role, flags, layout.gpus[role], machine)
     return (wanted.python, *SGLANG, *to_args(flags, machine.release))
 
 
 def _filled(
     wanted: Wanted,
     role: Role,
-    flags: Flags,
-    gpus: Sequence[Gpu],
-    size: int,
+    flags: Flags | None = None,
+    gpus: Sequence[Gpu] = (),
     machine: Machine | None = None,
 ) -> tuple[str, ...]:
     """The user's own command with its placeholders filled in."""
     address = wanted.addresses[role]
-    release = machine.release if machine is not None else None
+    args = () if machine is None else to_args(flags or {}, machine.release)
     values = {
         "{role}": role.value,
         "{host}": address.host,
@@ -264,34 +282,19 @@ def _filled(
         "{model}": wanted.model,
         "{draft}": wanted.draft or "",
         "{gpus}": ",".join(gpu.token for gpu in gpus),
-        "{tp}": str(size),
+        "{tp}": str(len(gpus) or 1),
+        PLACEHOLDER: wanted.secret_files[role],
     }
-    command: list[str] = []
-    for word in wanted.server_command or ():
-        if word == "{args}":
-            command += to_args(flags, release)
-            continue
-        filled = word.replace("{args}", shlex.join(to_args(flags, release)))
-        for placeholder, value in values.items():
-            filled = filled.replace(placeholder, value)
-        command.append(filled)
-    return tuple(command)
+    return filled(wanted.server_command or (), values, args)
 
 
 def _env(wanted: Wanted, role: Role, layout: _Layout, machine: Machine) -> dict[str, str]:
     """The variables of one server: a default of ours, the user's, and which GPUs are its own."""
-    env = {}
-    release = machine.release
-    old = release is not None and release < SPEC_V2_DEFAULT_SINCE
-    if role is Role.SPECULATIVE and old:
-        env[SPEC_V2] = "1"
+    old = machine.release is not None and machine.release < SPEC_V2_DEFAULT_SINCE
+    env = {SPEC_V2: "1"} if old and role is Role.SPECULATIVE else {}
     env |= wanted.both.env
     mine = layout.gpus[role]
     if len(mine) < len(machine.gpus):
         # A user's CUDA_VISIBLE_DEVICES for both is what was divided between them.
         env[VISIBLE] = ",".join(gpu.token for gpu in mine)
     return env | wanted.each.get(role, Extra()).env
-
-
-def _own_env(wanted: Wanted, role: Role) -> dict[str, str]:
-    return {**wanted.both.env, **wanted.each.get(role, Extra()).env}

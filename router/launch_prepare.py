@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import yaml
+
 from router import launch_checks as checks
 from router.calibration import CalibrationError
 from router.config import Settings, load_settings
@@ -39,6 +41,7 @@ from router.launch_plan import (
     needs_gpus,
     plan,
 )
+from router.launch_secret_file import SecretFile, places, secret_file
 from router.load import Role
 from router.wiring import read_line
 
@@ -68,7 +71,9 @@ def prepare(
         line = read_line(settings)[0]
     except CalibrationError as error:
         raise LaunchError(EXIT_CONFIGURATION, str(error)) from None
-    todo, more = _planned(table, settings, dry_run=dry_run)
+    files = places()
+    todo, more = _planned(table, settings, files, dry_run=dry_run)
+    secret_files = _secret_files(todo, files)
     one_number = settings.policy == "frontier" and settings.threshold is not None
     if todo.share is Share.SPLIT and one_number and "scope" not in names:
         # Servers with GPUs of their own: what is beyond the threshold runs beside it.
@@ -89,6 +94,7 @@ def prepare(
         restart_delay=table.restart_delay,
         restart_delay_max=table.restart_delay_max,
         keys=keys,
+        secret_files=secret_files,
         threshold=threshold_in(line),
         words=(*words, *more, *todo.words),
     )
@@ -130,14 +136,30 @@ def _keys(table: LaunchTable, settings: Settings) -> dict[Role, str | None]:
     return keys
 
 
-def _planned(table: LaunchTable, settings: Settings, *, dry_run: bool) -> tuple[Plan, list[str]]:
+def _secret_files(todo: Plan, files: Mapping[Role, str]) -> dict[Role, SecretFile]:
+    """The files in which the servers are told their keys."""
+    made = {}
+    for server in todo.servers:
+        if server.secret is None:
+            continue
+        try:
+            made[server.role] = secret_file(files[server.role], server.secret)
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            text = f"the --config among the args of the {server.role} server cannot be used: "
+            raise LaunchError(EXIT_CONFIGURATION, text + " ".join(str(error).split())) from None
+    return made
+
+
+def _planned(
+    table: LaunchTable, settings: Settings, files: Mapping[Role, str], *, dry_run: bool
+) -> tuple[Plan, list[str]]:
     urls = {Role.SPECULATIVE: settings.speculative, Role.BASELINE: settings.baseline}
     for role, url in urls.items():
         if url.scheme != "http" or url.prefix or not is_loopback(url.host):
             text = f"{role} = {url}: launch starts it on this host: http://127.0.0.1:PORT is wanted"
             raise LaunchError(EXIT_CONFIGURATION, text)
     try:
-        wanted = _wanted(table, urls)
+        wanted = _wanted(table, urls, files)
         facts: ModelFacts | None = None
         words: list[str] = []
         if needs_gpus(wanted.server_command):
@@ -161,7 +183,9 @@ def _planned(table: LaunchTable, settings: Settings, *, dry_run: bool) -> tuple[
         raise LaunchError(EXIT_CONFIGURATION, str(error)) from None
 
 
-def _wanted(table: LaunchTable, urls: Mapping[Role, BackendUrl]) -> Wanted:
+def _wanted(
+    table: LaunchTable, urls: Mapping[Role, BackendUrl], files: Mapping[Role, str]
+) -> Wanted:
     own = {Role.SPECULATIVE: table.speculative, Role.BASELINE: table.baseline}
     return Wanted(
         model=table.model or "",
@@ -174,6 +198,7 @@ def _wanted(table: LaunchTable, urls: Mapping[Role, BackendUrl]) -> Wanted:
         server_command=_split(table.server_command),
         both=Extra(table.args, table.env, table.without),
         each={role: Extra(each.args, each.env, each.without) for role, each in own.items()},
+        secret_files=files,
     )
 
 

@@ -57,6 +57,7 @@ PURE = {
         "launch_hints",
         "launch_model",
         "launch_plan",
+        "launch_secrets",
         "live_line",
         "load",
         "loads",

@@ -202,7 +202,10 @@ def test_a_file(host: Host, tmp_path: Path) -> None:
     assert found["speculative-draft-model-path"] == (host.draft,)
     assert found["context-length"] == ("4096",)
     assert "sleep-on-idle" not in found
-    assert from_args(baseline[5:])["api-key"] == ("***",)
+    assert "api-key" not in from_args(baseline[5:])
+    (file,) = from_args(baseline[5:])["config"]
+    assert f"its key is in {file}, which is written for its start" in result.stdout
+    assert not Path(file).parent.exists()  # a dry run writes nothing
     assert "Xq7" not in result.output
     assert router[-2:] == ["--config", str(config)]
 
@@ -224,6 +227,28 @@ def test_keys_of_the_servers(host: Host, tmp_path: Path) -> None:
     )
     router = commands(host.launch("--config", str(config)))[-1]
     assert [word for word in router if "API_KEY" in word] == ["CROSSOVER_SPECULATIVE_API_KEY=***"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "No such file or directory"),
+        ("- 1\n", "not a mapping of flags to values"),
+        ("a: [\n", "expected the node content"),
+    ],
+)
+def test_a_file_of_sglangs_that_cannot_be_read(
+    host: Host, tmp_path: Path, text: str | None, said: str
+) -> None:
+    """A --config of the user's that must become part of ours is refused when it cannot."""
+    mine = tmp_path / "mine.yaml"
+    if text is not None:
+        mine.write_text(text)
+    config = tmp_path / "c.toml"
+    config.write_text(f'threshold = 7\n[launch]\nargs = ["--config", "{mine}", "--api-key", "k"]\n')
+    line = refused(host.launch("--config", str(config)), 2)
+    assert line.startswith("the --config among the args of the speculative server cannot be used: ")
+    assert said in line
 
 
 def test_a_file_by_the_environment(host: Host, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.launch_checks import base_flags
-from router.launch_flags import Flags, from_args, value_of
+from router.launch_flags import FlagError, Flags, from_args, value_of
 from router.launch_gpu_facts import GIB, Gpu, Machine, fractions, recipe, tensor_parallel
 from router.launch_model import ModelFacts, doubts, misfits, read
 from router.launch_plan import (
@@ -25,10 +25,12 @@ from router.launch_plan import (
     needs_gpus,
     plan,
 )
+from router.launch_secrets import SECRET
 from router.load import ROLES, Role
 
 SPECULATIVE, BASELINE = Role.SPECULATIVE, Role.BASELINE
 ADDRESSES = {SPECULATIVE: Address("127.0.0.1", 31000), BASELINE: Address("127.0.0.1", 30000)}
+FILES = {SPECULATIVE: "/tmp/s/sglang.yaml", BASELINE: "/tmp/b/sglang.yaml"}
 LLAMA = ModelFacts(architecture="LlamaForCausalLM", vocabulary=128256, hidden=4096, heads=32)
 
 
@@ -43,7 +45,9 @@ def planned(
     if isinstance(machine, tuple):
         machine = Machine(gpus=machine, torch="2.11.0", sglang="0.5.17")
     values: dict[str, Any] = {"model": "M", "draft": "D", "addresses": ADDRESSES}
-    return plan(Wanted(**values | {"base": base_flags()} | wishes), machine, facts)
+    return plan(
+        Wanted(**values | {"base": base_flags(), "secret_files": FILES} | wishes), machine, facts
+    )
 
 
 def flags_of(command: tuple[str, ...]) -> Flags:
@@ -406,6 +410,52 @@ def test_a_wrapper_of_sglang() -> None:
     inner = planned(gpus(1), server_command=("sh", "-c", "exec sglang serve {args}")).servers[1]
     assert inner.command[:2] == ("sh", "-c")
     assert re.match(r"exec sglang serve --model-path M --host 127\.0\.0\.1 ", inner.command[2])
+
+
+@pytest.mark.parametrize("flag", sorted(SECRET))
+def test_secrets_are_in_no_command(flag: str) -> None:
+    """A secret among the arguments is in the server's file and in neither of its commands."""
+    first, second = planned(
+        gpus(1), each={BASELINE: Extra((f"--{flag.replace('-', '_')}", "K7"))}
+    ).servers
+    assert (first.secret, second.secret) == (None, {flag: ("K7",)})
+    assert "config" not in flags_of(first.command)
+    for command in (second.command, second.beside):
+        assert value_of(flags_of(command), "config") == FILES[BASELINE]
+        assert flag not in flags_of(command)
+        assert not any("K7" in word for word in command)
+
+
+def test_secrets_and_a_file_of_the_users() -> None:
+    """The user's own --config is handed on to be part of ours where there is a secret, else left."""
+    args = ("--config", "mine.yaml", "--api-key", "K7")
+    (first, second) = planned(gpus(1), both=Extra(args)).servers
+    assert first.secret == second.secret == {"api-key": ("K7",), "config": ("mine.yaml",)}
+    assert value_of(flags_of(first.command), "config") == FILES[SPECULATIVE]
+    todo = planned(gpus(1), both=Extra(args, without=("api-key",))).servers[0]
+    assert todo.secret is None
+    assert value_of(flags_of(todo.command), "config") == "mine.yaml"
+
+
+@pytest.mark.parametrize("args", [("--api-key",), ("--api-key", "a", "b")])
+def test_a_secret_that_is_no_value(args: tuple[str, ...]) -> None:
+    """A key without a value, or with two, is refused and not passed on to be seen."""
+    with pytest.raises(FlagError, match=r"^--api-key: one value is wanted, and there are [02]$"):
+        planned(gpus(1), both=Extra(args))
+
+
+def test_secrets_of_a_command_in_sglangs_place() -> None:
+    """Such a command gets the name of the file, with {args} or by {config}, key or not."""
+    keyed = Extra(("--api-key", "K7"))
+    for command in (("sh", "{args}"), ("sh", "-c", "exec sglang serve {args}")):
+        inner = planned(gpus(1), server_command=command, both=keyed).servers[0]
+        assert "K7" not in " ".join(inner.command)
+        assert f"--config {FILES[SPECULATIVE]}" in " ".join(inner.command)
+    command = ("serve", "--config={config}")
+    for extra, secret in ((keyed, {"api-key": ("K7",)}), (Extra(), {})):
+        bare = planned((), server_command=command, both=extra).servers[1]
+        assert bare.command == ("serve", f"--config={FILES[BASELINE]}")
+        assert bare.secret == secret
 
 
 def test_a_config_json() -> None:
