@@ -155,7 +155,8 @@ Example: sk-operator"""
     ssl_keyfile: ExistingFile | None = None
     """The private key of ssl_certfile. Example: key.pem"""
     cors_origin: Origins = ()
-    """Answer browsers of these origins (comma separated, or *). Example: https://chat.example"""
+    """Answer browsers of these origins (comma separated, or *); without keys, pages of others may \
+only read. Example: https://chat.example"""
     workers: Count = 1
     """Always 1, because one process owns the counts; there for those who look for it. \
 Example: 1"""

@@ -72,6 +72,13 @@ BAD_PIN = ErrorAnswer(
 UNAUTHORIZED = ErrorAnswer(
     401, _INVALID, "invalid_api_key", "a valid API key is needed: Authorization: Bearer KEY"
 )
+CROSS_SITE = ErrorAnswer(
+    403,
+    _INVALID,
+    "cross_site",
+    "a browser says that a page of another site made this request: allow its origin with "
+    "--cors-origin, or have clients send a key (--api-keys-file)",
+)
 NOT_FOUND = ErrorAnswer(404, _INVALID, "not_found", "no such endpoint")
 METHOD_NOT_ALLOWED = ErrorAnswer(
     405, _INVALID, "method_not_allowed", "this endpoint does not take that method"

@@ -19,12 +19,13 @@ from router.errors import ErrorAnswer
 from router.framing import MEMORABLE, REMEMBERED
 from router.headers import NOT_TO_BACKEND, named_in_connection, to_backend
 from router.load import Role
+from router.pages import from_elsewhere
 
 PIN_HEADER: Final = b"x-crossover-backend"
 # A client's request id is used when it can do no harm in a header, a log line or a URL.
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
 # Looked at and forwarded all the same.
-_NOTED: Final = frozenset({b"origin", b"content-encoding"})
+_NOTED: Final = frozenset({b"origin", b"sec-fetch-site", b"content-encoding"})
 _SPECIAL: Final = NOT_TO_BACKEND | _NOTED | {PIN_HEADER}
 _ABSOLUTE = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 # RFC 3986 section 3.2.2 without the comma, by which two Hosts become one on their way here.
@@ -42,6 +43,8 @@ class HeadFacts(msgspec.Struct, gc=False):
     expects: bool = False  # Expect: 100-continue
     upgrade: bool = False
     origin: bytes | None = None
+    site: bytes | None = None  # Sec-Fetch-Site
+    foreign: bool = False  # a browser says that a page of another site made it
     encoded: bool = False  # the body is compressed: nothing can be read of it
     pinned: bytes | None = None
 
@@ -104,6 +107,8 @@ def read_head(version: str, headers: list[tuple[bytes, bytes]]) -> HeadFacts | E
         return errors.BAD_REQUEST.with_message("the Host header is not a host")
     if facts.chunked and facts.length is not None:
         return errors.BAD_REQUEST.with_message("Content-Length beside Transfer-Encoding")
+    if facts.site is not None or facts.origin is not None:
+        facts.foreign = from_elsewhere(facts.site, facts.origin, host)
     facts.forwarded = b"".join(lines)
     return facts
 
@@ -139,6 +144,8 @@ def _take(facts: HeadFacts, name: bytes, value: bytes, version: str) -> ErrorAns
         facts.upgrade = True
     elif name == b"origin":
         facts.origin = value
+    elif name == b"sec-fetch-site":
+        facts.site = value
     elif name == b"content-encoding":
         facts.encoded |= value.strip().lower() not in {b"", b"identity"}
     elif name == PIN_HEADER:

@@ -63,6 +63,7 @@ class Rejection(enum.StrEnum):
     STATEFUL_REQUEST = "stateful_request"
     INVALID_BACKEND = "invalid_backend"
     INVALID_API_KEY = "invalid_api_key"
+    CROSS_SITE = "cross_site"
     REQUEST_TIMEOUT = "request_timeout"
     BODY_TOO_LARGE = "body_too_large"
     URL_TOO_LONG = "url_too_long"

@@ -120,7 +120,10 @@ class ParsingProtocol(HttpToolsProtocol):
             )
             at_most = self._head_bytes + self._read_bytes
             incoming.check(self.relay.head_limits, self.table, at_most)
-            error = incoming.error or self.relay.admission_error(incoming)
+            relay = self.relay
+            error = incoming.error or relay.admission_error(incoming)
+            if error is None and self.table:  # on what relays; of a known head it is known
+                error = relay.pages.error(incoming)
             if error is not None:
                 self._refuse(error)
                 return
@@ -134,7 +137,7 @@ class ParsingProtocol(HttpToolsProtocol):
             if self.phase is HEAD:
                 self._enter(BODY, self.now)
             if self._unknown is not None:
-                self.relay.known_requests.learn(self._unknown, incoming)
+                relay.known_requests.learn(self._unknown, incoming)
                 self._unknown = None
         except Exception:  # noqa: BLE001 (see above)
             _log.exception("request head")

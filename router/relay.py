@@ -20,6 +20,7 @@ from router.headers import common_lines, cors_lines
 from router.incoming import HeadLimits
 from router.known_heads import KnownRequests
 from router.metrics import Outcome
+from router.pages import Pages
 from router.report import id_maker, measure, record_of, refusal
 from router.request import BodyError, RequestInfo, read_info
 from router.view import ConnectionCounts
@@ -115,6 +116,7 @@ class Relay:
         self.files = FileBudget(self)
         self._waiting: deque[Driver] = deque()
         self._letting_in = False
+        self.pages = Pages(settings.cors_origin, keyed=self._keyed)
         self._origins = frozenset(origin.encode() for origin in settings.cors_origin)
         self._wall = wall
         self.new_id = id_maker()

@@ -64,6 +64,7 @@ PURE = {
         "metrics",
         "offered",
         "own_headers",
+        "pages",
         "policies",
         "policy",
         "readings",

@@ -20,7 +20,7 @@ def test_which_status_each_error_has() -> None:
     """A client can tell by the status whose fault it is and whether to try again."""
     assert {name: row.status for name, row in ROWS.items()} == {
         "BAD_REQUEST": 400, "BAD_BODY": 400, "STATEFUL": 400, "BAD_PIN": 400,
-        "UNAUTHORIZED": 401, "NO_ADMIN_KEY": 403, "FOREIGN_HOST": 421,
+        "UNAUTHORIZED": 401, "CROSS_SITE": 403, "NO_ADMIN_KEY": 403, "FOREIGN_HOST": 421,
         "NOT_FOUND": 404, "STORED": 404,
         "MODEL_NOT_FOUND": 404, "METHOD_NOT_ALLOWED": 405,
         "REQUEST_TIMEOUT": 408, "BODY_TOO_LARGE": 413, "URL_TOO_LONG": 414,
