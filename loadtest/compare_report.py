@@ -35,7 +35,7 @@ def agg_figure(size: tuple[float, float]) -> Any:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise PlotError(
-            "a picture needs matplotlib: pip install 'crossover-router[plot]', or leave --plot out"
+            "a picture needs matplotlib: pip install matplotlib, or leave --plot out"
         ) from error
     figure = Figure(figsize=size, dpi=110, layout="constrained")
     FigureCanvasAgg(figure)

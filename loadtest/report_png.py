@@ -36,7 +36,7 @@ def write_png(
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        msg = "a PNG needs matplotlib: pip install 'crossover-router[plot]', or --no-png"
+        msg = "a PNG needs matplotlib: pip install matplotlib, or --no-png"
         raise PlotError(msg) from error
     figure = Figure(figsize=(12, 5.2), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)

@@ -26,7 +26,8 @@ from router.load import ROLES, Role
 
 # A name on the hub: one name, or an owner and a name. Anything else is a path.
 _HUB_NAME: Final = re.compile(r"[\w.-]+(?:/[\w.-]+)?")
-EXTRA: Final = 'pip install "crossover-router[gpu]"'
+# The distribution's name is claimed by nobody on PyPI: what is installed by it may be a stranger's.
+EXTRA: Final = 'pip install ".[gpu]" in a clone of Crossover'
 
 
 class LaunchError(Exception):

@@ -56,7 +56,7 @@ _RULES: Final = (
     (
         re.compile(r"No module named '?sglang'?"),
         Cause.NO_SGLANG,
-        'pip install "crossover-router[gpu]", or name the Python that has it with --python',
+        'pip install ".[gpu]" in a clone of Crossover, or name the Python that has it with --python',
     ),
     (
         re.compile(r"address already in use", re.IGNORECASE),

@@ -39,6 +39,21 @@ def test_the_reference_is_fresh() -> None:
     assert reference.FILE.read_text(encoding="utf-8") == REFERENCE, f"stale: {reference.MEND}"
 
 
+# What an installation by the distribution's name looks like.
+_BY_NAME = re.compile(r"\binstall\b.*\bcrossover[-_]router", re.IGNORECASE)
+
+
+def test_nobody_is_told_to_install_by_name() -> None:
+    """The name is on no package index: no message, file or document says to install by it."""
+    patterns = ("*", "router/**/*", "loadtest/**/*", "deploy/**/*", "tests/*.py")
+    files = {path for pattern in patterns for path in ROOT.glob(pattern) if path.is_file()}
+    kinds = {".py", ".md", ".toml", ".yaml", ".html", ".sh", ".env", ""}
+    texts = {path: path.read_text("utf-8") for path in files if path.suffix in kinds}
+    assert len(texts) > 300
+    assert [path for path, text in texts.items() if _BY_NAME.search(text)] == []
+    assert _BY_NAME.search("pip install -U 'crossover" + "-router[gpu]'")
+
+
 def test_the_reference_has_every_collector() -> None:
     """Each collector of the router's is registered where the reference reads the metrics from."""
     registry, _ = reference.registry(reference.relay())

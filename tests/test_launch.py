@@ -216,7 +216,7 @@ def test_a_lost_keeper() -> None:
                 "to mend it: lower --mem-fraction-static",
             ],
         ),
-        ("import sglang", 6, ["No module named 'sglang'", 'pip install "crossover-router[gpu]"']),
+        ("import sglang", 6, ["No module named 'sglang'", 'pip install ".[gpu]" in a clone']),
         (
             "import sys; sys.exit('error: unrecognized arguments: --x')",
             2,

@@ -431,7 +431,7 @@ def test_no_gpu(host: Host, tmp_path: Path) -> None:
     (tmp_path / "none" / "torch" / "__init__.py").write_text("raise ImportError('libcuda.so.1')")
     line = refused(host.launch(), 5)
     assert line.startswith("torch cannot be imported in ")
-    assert '(libcuda.so.1): pip install "crossover-router[gpu]"' in line
+    assert '(libcuda.so.1): pip install ".[gpu]" in a clone of Crossover' in line
     host.environ["PYTHONPATH"] = fake_gpus(tmp_path / "one", [H200])
     assert refused(host.launch("--gpus", "split"), 5).endswith("use --gpus shared")
 
@@ -441,7 +441,8 @@ def test_no_sglang(host: Host, tmp_path: Path) -> None:
     host.environ["PYTHONPATH"] = fake_gpus(tmp_path / "bare", [H200], sglang=None)
     line = refused(host.launch(), 6)
     assert (
-        'pip install "crossover-router[gpu]", or name the Python that has it with --python' in line
+        'pip install ".[gpu]" in a clone of Crossover, or name the Python that has it with --python'
+        in line
     )
 
 
