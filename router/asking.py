@@ -17,8 +17,11 @@ import msgspec
 
 Clock = Callable[[], float]
 
-# Bytes of an answer that are read at most: a page of SGLang's metrics has 80 KB.
+# Bytes of an answer that are read at most, by who asks once in a while.
 BODY_LIMIT: Final = 4 * 1024 * 1024
+# By who asks again and again: a page of SGLang's metrics has 80 KB.
+WATCH_LIMIT: Final = 1024 * 1024
+PROBE_LIMIT: Final = 64 * 1024  # of what is asked for its status
 # Idle connections are kept for less than SGLang's own keep-alive, which is 5 s.
 KEEP_ALIVE: Final = 4.0
 
@@ -33,10 +36,14 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
 
 
 class NoReply(msgspec.Struct, frozen=True, gc=False):
-    """No complete answer, and why. `connected` is False when there was nobody to ask."""
+    """No complete answer, and why. `connected` is False when there was nobody to ask.
+
+    `size`: bytes of a body that were read for nothing because there were too many of them.
+    """
 
     reason: str
     connected: bool = True
+    size: int = 0
 
 
 Ask = Callable[[str, float], Awaitable[Reply | NoReply]]
@@ -52,7 +59,7 @@ def too_slow(within: float) -> NoReply:
 
 def too_long(limit: int = BODY_LIMIT) -> NoReply:
     """The bound in bytes was reached."""
-    return NoReply(f"longer than {limit} bytes")
+    return NoReply(f"longer than {limit} bytes", size=limit)
 
 
 def probe_client(

@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from router.acceptance import AcceptMeter, parse_accept
-from router.asking import Ask, Clock, NoReply
+from router.asking import Ask, Clock, NoReply, Reply
 from router.load import LoadTracker, Role, Telemetry
 from router.telemetry import Source, Unreadable, parse
 
@@ -37,6 +37,9 @@ LOOK_AGAIN: Final = 30.0
 LOST_AFTER: Final = 3
 # The lesser sources cost the backend more (a log line, or 15 ms): not more often than this.
 LESSER_INTERVAL: Final = 1.0
+# Bytes of bodies that one poller reads of a backend in a second, in the mean: an answer that is
+# larger than telemetry is makes polls rarer. At 5 polls a second that begins at 50 KB.
+BYTES_A_SECOND: Final = 256 * 1024
 # With no source at all, polls become rarer, up to this (seconds).
 LOST_INTERVAL: Final = 2.0
 
@@ -46,9 +49,17 @@ def spread(seconds: float) -> float:
     return seconds * random.uniform(0.9, 1.1)  # noqa: S311 (no secret)
 
 
-def pause(interval: float, took: float) -> float:
-    """Seconds to wait after a poll that took so long: in step, but never without a breath."""
-    return max(interval - took, interval / 2)
+def pause(interval: float, took: float, size: int = 0) -> float:
+    """Seconds to wait after a poll that took so long: in step, but never without a breath.
+
+    `size`: bytes that it has read, in which the pace is bounded too.
+    """
+    return max(interval - took, interval / 2, size / BYTES_A_SECOND)
+
+
+def size_of(reply: Reply | NoReply) -> int:
+    """Bytes of a body that were read."""
+    return reply.size if isinstance(reply, NoReply) else len(reply.body)
 
 
 class AcceptPoller:
@@ -74,6 +85,7 @@ class AcceptPoller:
         self._meter = AcceptMeter()
         self._value: float | None = None
         self._read_at = float("-inf")
+        self._size = 0  # bytes that the last poll has read
 
     def value(self, now: float) -> float | None:
         """Tokens per verify step of late; None when unknown or older than three polls."""
@@ -82,6 +94,7 @@ class AcceptPoller:
     async def poll(self) -> None:
         """Read once. A failure leaves the last value to grow old."""
         reply = await self._ask(Source.METRICS.path, self._within)
+        self._size = size_of(reply)
         if isinstance(reply, NoReply) or reply.status != 200:
             return
         sample = parse_accept(reply.body)
@@ -94,7 +107,8 @@ class AcceptPoller:
         while True:
             started = self._clock()
             await self.poll()
-            await self._sleep(self._jitter(pause(self._interval, self._clock() - started)))
+            took = self._clock() - started
+            await self._sleep(self._jitter(pause(self._interval, took, self._size)))
 
 
 class TelemetryPoller:
@@ -130,6 +144,7 @@ class TelemetryPoller:
         self._jitter = jitter
         self._named: Source | None = None  # the source that the log named last
         self._missed = 0
+        self._size = 0  # bytes that the last poll has read
         self._look_again_at = float("-inf")
 
     @property
@@ -149,11 +164,13 @@ class TelemetryPoller:
                 await self.poll()
             except Exception:  # noqa: BLE001 (whatever a backend said once, it is asked again)
                 _log.exception("telemetry of %s", self.role.value)
-            await self._sleep(self._jitter(pause(self.interval, self._clock() - started)))
+            took = self._clock() - started
+            await self._sleep(self._jitter(pause(self.interval, took, self._size)))
 
     async def poll(self) -> None:
         """Read once: the known source, or, when there is none, each in turn."""
         self.polls += 1
+        self._size = 0
         source = self.source
         if source is None or (source is not Source.LOADS and self._clock() >= self._look_again_at):
             await self._detect()
@@ -183,6 +200,7 @@ class TelemetryPoller:
 
     async def _read(self, source: Source) -> Telemetry | NoReply:
         reply = await self._ask(source.path, self._within)
+        self._size += size_of(reply)
         if isinstance(reply, NoReply):
             return reply
         if reply.status != 200:

@@ -48,6 +48,13 @@ _PATHS: Final = {
     Source.METRICS: "metrics",
 }
 
+# Bytes of an answer that is looked at: decoding goes on in the relay's own loop, up to 15 ms for a
+# megabyte. An entry of /v1/loads has 1 KB, and there is one for each data-parallel rank.
+LIMITS: Final = {
+    Source.LOADS: 256 * 1024,
+    Source.GET_LOAD: 256 * 1024,
+    Source.METRICS: 1024 * 1024,
+}
 # More tokens per verify step than any draft proposes (SGLang's own benchmark ends at 32).
 MAX_ACCEPT: Final = 64.0
 # A scheduler publishes on each prefill, each 15 decode steps and each 50 ms when its queue stalls.
@@ -65,6 +72,8 @@ class Unreadable(msgspec.Struct, frozen=True, gc=False):
 
 def parse(source: Source, body: bytes, sent_at: float, read_at: float) -> Telemetry | Unreadable:
     """Understand one answer of status 200. Times are our monotonic seconds; never raises."""
+    if len(body) > LIMITS[source]:
+        return Unreadable(f"longer than {LIMITS[source]} bytes")
     try:
         return _PARSERS[source](body, sent_at, read_at)
     except UnreadableError as error:

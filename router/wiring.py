@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from router.access_log import AccessLog
 from router.affinity import Prefixes
+from router.asking import BODY_LIMIT, PROBE_LIMIT, WATCH_LIMIT
 from router.auth import load_keys
 from router.breaker import Breaker
 from router.calibrated import Terms, policy_of, read_terms
@@ -223,9 +224,11 @@ class Watchers:
                 await self.pair.look()
         self.calibration.vet()
 
-    def _asker(self, settings: Settings, role: Role, clock: Callable[[], float]) -> Ask:
+    def _asker(
+        self, settings: Settings, role: Role, clock: Callable[[], float], limit: int = WATCH_LIMIT
+    ) -> Ask:
         # A pool for each: a probe that hangs delays no other, and none is in the way of the relay.
-        client = PoolClient(_pool(settings, role, clock))
+        client = PoolClient(_pool(settings, role, clock), limit=limit)
         self.clients.append(client)
         return client.ask
 
@@ -246,8 +249,8 @@ class Watchers:
         prober = HealthProber(
             role,
             relay.health,
-            ready=self._asker(settings, role, clock),
-            health=self._asker(settings, role, clock),
+            ready=self._asker(settings, role, clock, PROBE_LIMIT),
+            health=self._asker(settings, role, clock, PROBE_LIMIT),
             ready_interval=settings.ready_interval,
             ready_timeout=READY_TIMEOUT,
             health_interval=settings.health_interval,
@@ -259,7 +262,7 @@ class Watchers:
 
     def _watch_pair(self, relay: Relay) -> PairWatch:
         settings, clock, ups = relay.settings, relay.clock, relay.health.transitions
-        askers = {role: self._asker(settings, role, clock) for role in ROLES}
+        askers = {role: self._asker(settings, role, clock, BODY_LIMIT) for role in ROLES}
         speculative, baseline = (
             Target(role, _url(settings, role), _key(settings, role)) for role in ROLES
         )

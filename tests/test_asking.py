@@ -191,7 +191,9 @@ def test_a_flood_is_cut_off(way: str, framing: str) -> None:
 
     async def work() -> None:
         async with asked(way, answer) as ask:
-            assert await ask("metrics", WITHIN) == NoReply(f"longer than {BODY_LIMIT} bytes")
+            assert await ask("metrics", WITHIN) == NoReply(
+                f"longer than {BODY_LIMIT} bytes", size=BODY_LIMIT
+            )
             await until(ended.is_set)
             assert len(calls) == 1
             assert calls[0].taken < 4 * BODY_LIMIT
@@ -350,12 +352,12 @@ def test_only_silence_is_asked_again() -> None:
     async def work() -> None:
         async with scripted_backend(answer, probes=False) as backend:
             client = PoolClient(pool_for(backend.url), limit=1000)
-            for path, reason in (
-                ("long", "longer than 1000 bytes"),
-                ("cut", "the answer is cut short"),
+            for path, reason, size in (
+                ("long", "longer than 1000 bytes", 1000),
+                ("cut", "the answer is cut short", 0),
             ):
                 assert isinstance(await client.ask("ready", WITHIN), Reply)
-                assert await client.ask(path, WITHIN) == NoReply(reason)
+                assert await client.ask(path, WITHIN) == NoReply(reason, size=size)
             assert [call.reused for call in backend.calls] == [0, 1, 0, 1]
 
     run(work)

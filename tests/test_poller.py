@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,11 +16,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from router.asking import Ask, asking, probe_client
+from router.asking import BODY_LIMIT, Ask, asking, probe_client
 from router.config import BackendUrl
 from router.health import Answer, Health, PairHealth, Probe
-from router.load import LoadTracker, Role
+from router.load import LoadTracker, Role, Telemetry
 from router.poller import (
+    BYTES_A_SECOND,
     LESSER_INTERVAL,
     LOOK_AGAIN,
     LOST_AFTER,
@@ -31,7 +34,9 @@ from router.poller import (
 from router.pool import BackendPool
 from router.pool_client import PoolClient
 from router.probes import HealthProber
-from router.telemetry import Source
+from router.telemetry import LIMITS, Source, Unreadable, parse
+from tests.scripted_backend import response, scripted_backend
+from tests.stack import running_router
 
 DATA = Path(__file__).parent / "data" / "telemetry"
 SPEC = Role.SPECULATIVE
@@ -509,3 +514,77 @@ def test_hung_health_delays_no_telemetry() -> None:
             assert (told.running, told.queued) == (5, 2)
 
     run(main())
+
+
+# ---------------------------------------------------------------------- what telemetry may cost
+
+
+def padded(body: bytes, size: int) -> bytes:
+    """An answer of the same meaning with so many bytes."""
+    return body + b" " * (size - len(body))
+
+
+def test_large_answers_are_asked_for_more_rarely() -> None:
+    """The pace keeps to bytes a second: small answers do not change it, larger ones do."""
+    for size, expected in ((1000, 0.2), (50_000, 0.2), (131_072, 0.5), (LIMITS[Source.LOADS], 1.0)):
+        bench = Bench(Backend(loads=padded(LOADS, size)), naps=3)
+        with contextlib.suppress(asyncio.CancelledError):
+            run(bench.poller.run())
+        assert bench.poller.known
+        assert bench.clock.slept == [expected] * 3
+
+
+def test_answers_that_are_too_large_are_not_looked_at() -> None:
+    """Beyond its limit an answer is unknown, whatever is in it, and a better source is still taken."""
+    limit = LIMITS[Source.LOADS]
+    bench = Bench(Backend(loads=padded(LOADS, limit + 1), metrics=METRICS), naps=2)
+    with contextlib.suppress(asyncio.CancelledError):
+        run(bench.poller.run())
+    assert bench.poller.source is Source.METRICS
+    assert bench.clock.slept == [round((limit + 1 + len(METRICS)) / BYTES_A_SECOND, 6), 1.0]
+    told = parse(Source.LOADS, padded(LOADS, limit + 1), 0.0, 0.0)
+    assert told == Unreadable(f"longer than {limit} bytes")
+    assert isinstance(parse(Source.LOADS, padded(LOADS, limit), 0.0, 0.0), Telemetry)
+
+
+def test_a_large_page_of_metrics_is_asked_for_more_rarely() -> None:
+    """So it is for acceptance, whether the page can be read or is an error's."""
+    page = padded(METRICS, 786_432)
+    for answer in (page, httpx.Response(404, content=page), httpx.Response(200, content=page * 6)):
+        clock = Clock(naps=1)
+        backend = Backend(metrics=answer)
+        poller = AcceptPoller(
+            ask_of(backend, clock), interval=1.0, clock=clock, sleep=clock.sleep, jitter=float
+        )
+        with contextlib.suppress(asyncio.CancelledError):
+            run(poller.run())
+        read = BODY_LIMIT if len(page) * 6 == len(getattr(answer, "content", page)) else len(page)
+        assert clock.slept == [read / BYTES_A_SECOND]
+
+
+@pytest.mark.parametrize("status", ["200 OK", "404 Not Found", "503 Service Unavailable"])
+def test_a_backend_that_says_far_too_much(status: str) -> None:
+    """A router whose backends answer everything with 4 MiB reads each once, and serves meanwhile."""
+    asked: list[bytes] = []
+
+    async def probe(path: bytes) -> bytes:
+        asked.append(path)
+        if path in {b"/ready", b"/health"}:
+            return response(b"{}")
+        return response(b'{"loads":[' + b"{}," * (4 * 1024 * 1024 // 3) + b"{}]}", status)
+
+    async def work() -> None:
+        async with scripted_backend() as spec, scripted_backend() as base:
+            spec.probe = base.probe = probe
+            async with running_router(spec.url, base.url, telemetry_interval="50ms") as stack:
+                for _ in range(30):
+                    assert (await stack.chat()).status_code == 200
+                    await asyncio.sleep(0.05)
+        # 30 polls of each backend would be made of answers that fit: here one, of each source, and
+        # the one for acceptance.
+        counted = Counter(path.partition(b"?")[0] for path in asked)
+        assert counted[b"/v1/loads"] == 2
+        assert counted[b"/get_load"] == 2
+        assert counted[b"/metrics"] <= 6  # the watch of the pair reads one too
+
+    run(work())
