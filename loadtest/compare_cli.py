@@ -11,9 +11,7 @@ import typer
 from loadtest.exit_codes import BAD_VALUE
 
 # Options of the one kind of comparison that the other has no use for.
-ONLY_SIMULATED: Final = (
-    *("curves", "calibration", "arm", "shape", "low", "judged_after", "gpus", "turns"),
-)
+ONLY_SIMULATED: Final = (*("curves", "arm", "shape", "low", "judged_after", "gpus", "turns"),)
 ONLY_LIVE: Final = (
     *("url", "admin_url", "loads", "rate", "prompts", "input_tokens", "output_tokens", "model"),
 )
@@ -42,7 +40,11 @@ Curves = Annotated[
     ),
 ]
 CalibrationFile = Annotated[
-    Path | None, typer.Option(help="A calibration with the curves of both servers.")
+    Path | None,
+    typer.Option(
+        help="A calibration with the curves of both servers; live: one to wait for, until the"
+        " router decides by it."
+    ),
 ]
 ArmName = Annotated[
     str | None, typer.Option(help="A shipped pair: topk1-2.8, topk1-2.0, topk1-1.6, topk4-2.8.")

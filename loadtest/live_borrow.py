@@ -30,10 +30,11 @@ RESTORE_PAUSE_S: Final = 0.5
 class Borrowed:
     """A router whose policy is ours for a while."""
 
-    def __init__(self, admin: RouterAdmin, before: Change) -> None:
-        """`before` is what is put back."""
+    def __init__(self, admin: RouterAdmin, before: Change, line: Change | None = None) -> None:
+        """`before` is what is put back, `line` the figures that it stands for, where it has some."""
         self.admin = admin
         self.before = before
+        self.line = line or before
         self._now: Policy | None = None  # what the router made of our last change
         self._asked = False  # whether a change was sent and no answer has come
 
@@ -123,13 +124,13 @@ async def borrowed(
 ) -> AsyncIterator[Borrowed]:
     """A router whose policy may be changed for as long as the block runs. Raises LiveError."""
     status = await admin.status()
-    before = status.policy.change
+    found = status.policy
     owed = directory.owed(admin.url, time.time() - status.uptime)
     if owed is not None:
         show.say(f"Putting back what a comparison that was killed has left: {owed['policy']}")
-        before = (await admin.set_policy(owed)).change
-    directory.lend(Loan(admin.url, before))
-    hand = Borrowed(admin, before)
+        found = await admin.set_policy(owed)
+    directory.lend(Loan(admin.url, found.back))
+    hand = Borrowed(admin, found.back, found.change)
     cause: str | None = None
     try:
         yield hand

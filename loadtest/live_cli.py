@@ -125,6 +125,7 @@ def read(given: Mapping[str, Any]) -> Options:
         model=given["model"],
         timeout=given["timeout"],
         plot=given["plot"],
+        calibration=given["calibration"],
         command=command_given(),
     )
 

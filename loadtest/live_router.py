@@ -39,10 +39,16 @@ class Policy(msgspec.Struct, frozen=True):
 
     name: str
     frontier: Line | None = None
+    configured: bool = False  # what its settings ask for, kept up to date with a calibration
+
+    @property
+    def back(self) -> Change:
+        """What makes the router decide like this again, and follow new calibrations if it did."""
+        return {"policy": "frontier"} if self.configured else self.change
 
     @property
     def change(self) -> Change:
-        """What makes the router decide like this again."""
+        """What makes the router decide by these figures."""
         if self.frontier is None:
             # A rule by curves cannot be named while the router runs: it is what `frontier` means
             # to a router that was started with it.
@@ -77,6 +83,15 @@ class Queue(msgspec.Struct, frozen=True):
     in_flight: int
 
 
+class InForce(msgspec.Struct, frozen=True):
+    """The calibration in force."""
+
+    path: str  # on the router's host
+    created: str | None
+    problem: str | None  # why what the file holds now is not in force
+    alarm: str | None  # why its line is not trusted
+
+
 class Status(msgspec.Struct, frozen=True):
     """What is needed of /status."""
 
@@ -84,6 +99,7 @@ class Status(msgspec.Struct, frozen=True):
     policy: Policy
     backends: tuple[Backend, ...]
     queue: Queue
+    calibration: InForce | None = None
 
     @property
     def busy(self) -> dict[str, int]:

@@ -11,6 +11,7 @@ import msgspec
 from loadtest.client import ChatClient
 from loadtest.compare_report import PlotError
 from loadtest.live_borrow import IDLE_S, Borrowed, borrowed
+from loadtest.live_calibration import said, until_in_force
 from loadtest.live_compare import LiveComparison, Tools
 from loadtest.live_files import PICTURE, LiveDirectory
 from loadtest.live_load import Asking, Wanted
@@ -42,6 +43,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None  # default: what is served
     timeout: float = 600.0  # for a whole request
     plot: Path | None = None  # default: in `out`
+    calibration: Path | None = None  # to wait for
     command: str = ""
 
 
@@ -57,20 +59,32 @@ async def run_live(
         async with (
             RouterAdmin(options.admin_url, key=options.admin_key, clock=tools.clock) as admin,
             ServerProbe(options.url, key=options.key, clock=tools.clock) as probe,
-            borrowed(admin, directory, show, tools) as hand,
         ):
-            server = await probe.facts(Role.BASELINE, options.model)
-            async with ChatClient(
-                server.url, api_key=options.key, timeout=options.timeout, clock=tools.clock
-            ) as client:
-                comparison = make(options, directory, hand, server, client, tools, show)
-                found = await comparison.run()
+            await _in_force(options, admin, tools, show)
+            async with borrowed(admin, directory, show, tools) as hand:
+                server = await probe.facts(Role.BASELINE, options.model)
+                async with ChatClient(
+                    server.url, api_key=options.key, timeout=options.timeout, clock=tools.clock
+                ) as client:
+                    comparison = make(options, directory, hand, server, client, tools, show)
+                    found = await comparison.run()
         picture = options.plot or directory.path / PICTURE
         try:
             draw(picture, found)
         except (PlotError, OSError) as error:
             show.say(f"no picture: {error}")
     return found
+
+
+async def _in_force(options: Options, admin: RouterAdmin, tools: Instruments, show: Lines) -> None:
+    """Before anything is borrowed: wait for the calibration, and say which one `frontier` is of."""
+    if options.calibration is not None:
+        show.say(f"Waiting until the router decides by {options.calibration}")
+        await until_in_force(admin, options.calibration, clock=tools.clock, sleep=tools.sleep)
+    if "frontier" in options.policies:
+        words = said((await admin.status()).calibration)
+        if words is not None:
+            show.say(words)
 
 
 def _words(server: Server) -> str:
@@ -93,7 +107,7 @@ def make(
 ) -> LiveComparison:
     """The comparison that was asked for. Raises LiveError and PromptError."""
     asking = Asking(options.wanted, server)
-    line: Change = hand.before if hand.before["policy"] == "frontier" else {"policy": "frontier"}
+    line: Change = hand.line if hand.line["policy"] == "frontier" else {"policy": "frontier"}
     wanted = Comparison(
         created=now(),
         command=options.command,

@@ -133,6 +133,9 @@ class PolicyItem(Shape):
     """What decides, and what it remembers."""
 
     name: str
+    configured: bool = Field(
+        description="Kept up to date with the calibration; else by an operator."
+    )
     frontier: FrontierItem | None
     side: Role | None = Field(description="Of the line; None for a policy without one.")
     side_for: float | None = Field(description="Seconds on this side; None since the start.")

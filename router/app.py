@@ -170,7 +170,9 @@ class Router:
             "admin_port": self.admin_port,
             "speculative": str(self.settings.speculative),
             "baseline": str(self.settings.baseline),
-            "policy": policy_item(self.relay).model_dump(mode="json", exclude={"side", "side_for"}),
+            "policy": policy_item(self.relay).model_dump(
+                mode="json", exclude={"configured", "side", "side_for"}
+            ),
         }
         _log.info(
             "listening on port %d, admin on port %d", self.port, self.admin_port, extra=fields

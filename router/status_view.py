@@ -106,6 +106,7 @@ def policy_item(relay: RelayView) -> PolicyItem:
         frontier = _frontier(policy, relay.tracker.snapshot(now))
     return PolicyItem(
         name=policy_name(policy),
+        configured=policy is relay.configured,
         frontier=frontier,
         side=memory.side if frontier is not None else None,
         side_for=None

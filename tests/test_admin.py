@@ -308,6 +308,7 @@ def test_another_kind_of_policy_starts_without_memory(operator: Admin) -> None:
     response = operator.post("/policy", json={"policy": "baseline"})
     assert response.json() == {
         "name": "baseline",
+        "configured": False,
         "frontier": None,
         "side": None,
         "side_for": None,
