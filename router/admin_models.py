@@ -110,7 +110,7 @@ class BackendItem(Shape):
     breaker: Literal["closed", "half_open", "open"]
     failures: int = Field(description="Failed requests in a row.")
     drained: bool
-    contended: bool = Field(description="Whether it refused work a moment ago.")
+    contended: bool = Field(description="Whether it refused work a moment ago, or says nothing.")
     in_flight: int
     foreign: int = Field(description="Other clients' requests, by its own telemetry.")
     concurrency: int

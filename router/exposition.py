@@ -163,7 +163,7 @@ class RelayCollector(Collector):
                         lambda role: snapshot.of(role).in_flight)  # fmt: skip
         yield _per_role("concurrency", "In-flight plus other clients' share: what is compared.",
                         lambda role: snapshot.of(role).concurrency)  # fmt: skip
-        yield _per_role("contended", "1 if the backend refused work a moment ago.",
+        yield _per_role("contended", "1 if the backend refused work a moment ago, or says nothing.",
                         lambda role: snapshot.of(role).contended)  # fmt: skip
         yield _single(
             _gauge("queue_waiting", "Requests in the router's own queue."), self._relay.waiting

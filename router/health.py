@@ -144,6 +144,10 @@ class PairHealth:
             for backend in self._backends.values()
         )
 
+    def lived_since(self, role: Role, then: float) -> bool:
+        """Whether traffic of this backend succeeded after this moment."""
+        return self._backends[role].health.lived_since(then)
+
     def verdict(self, role: Role, probe: Probe) -> Health:
         """What one probe alone says of a backend."""
         return self._backends[role].health.verdict(probe)

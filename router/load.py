@@ -87,7 +87,7 @@ class BackendLoad(msgspec.Struct, frozen=True, gc=False):
     in_flight: int = 0
     foreign: int = 0
     available: bool = True
-    contended: bool = False  # it refused work a moment ago (429/503): prefer the other
+    contended: bool = False  # it refused work a moment ago, or hangs: prefer the other
     queued: int | None = None
     token_usage: float | None = None
     cap: int | None = None

@@ -47,7 +47,7 @@ class Reason(Explained):
     FENCE_LOGPROBS = "fence_logprobs", "baseline: the request wants log probabilities"
     FENCE_CHOICES = "fence_n", "baseline: the request wants more than one choice"
     FENCE_PROMPT = "fence_prompt", "baseline: the prompt is longer than the fence"
-    CONTENDED = "contended", "the preferred backend refused work a moment ago"
+    CONTENDED = "contended", "the preferred backend refused work a moment ago, or says nothing"
     QUEUED = "queued", "the preferred backend queues"
     KV_CACHE = "kv_cache", "the preferred backend is short of KV cache"
     FIXED = "fixed", "a policy that always names one backend"

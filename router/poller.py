@@ -23,6 +23,7 @@ import msgspec
 from router.acceptance import AcceptMeter, parse_accept
 from router.asking import Ask, Clock, NoReply, Reply
 from router.load import LoadTracker, Role, Telemetry
+from router.silence import Silence, nowhere
 from router.telemetry import Source, Unreadable, parse
 
 _log = logging.getLogger("crossover")
@@ -37,6 +38,8 @@ LOOK_AGAIN: Final = 30.0
 LOST_AFTER: Final = 3
 # The lesser sources cost the backend more (a log line, or 15 ms): not more often than this.
 LESSER_INTERVAL: Final = 1.0
+# Of the bound in time of a request: a timer may be early by a grain of its clock.
+SLOW: Final = 0.95
 # Bytes of bodies that one poller reads of a backend in a second, in the mean: an answer that is
 # larger than telemetry is makes polls rarer. At 5 polls a second that begins at 50 KB.
 BYTES_A_SECOND: Final = 256 * 1024
@@ -123,11 +126,14 @@ class TelemetryPoller:
         interval: float = 0.2,
         within: float = 1.5,
         accept: Callable[[float], float | None] = lambda _now: None,
+        silence: Silence | None = None,
         clock: Clock = time.monotonic,
         sleep: Sleep = asyncio.sleep,
         jitter: Jitter = spread,
     ) -> None:
-        """`within` bounds one request, in seconds; `accept` is `AcceptPoller.value`."""
+        """`within` bounds one request, in seconds; `accept` is `AcceptPoller.value`; `silence` is told
+        of answers that do not come.
+        """
         self.role = role
         self.source: Source | None = None
         self.known: bool | None = None
@@ -139,6 +145,7 @@ class TelemetryPoller:
         self._interval = interval
         self._within = within
         self._accept = accept
+        self._silence = silence or nowhere()
         self._clock = clock
         self._sleep = sleep
         self._jitter = jitter
@@ -199,8 +206,14 @@ class TelemetryPoller:
         self._miss("; ".join(reasons))
 
     async def _read(self, source: Source) -> Telemetry | NoReply:
+        sent_at = self._clock()
         reply = await self._ask(source.path, self._within)
         self._size += size_of(reply)
+        now = self._clock()
+        if isinstance(reply, NoReply) and reply.connected and now - sent_at >= SLOW * self._within:
+            self._silence.missed(now, known=self.source is Source.LOADS)
+        else:
+            self._silence.answered()
         if isinstance(reply, NoReply):
             return reply
         if reply.status != 200:

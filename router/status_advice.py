@@ -120,8 +120,8 @@ def _load(status: Status) -> Iterator[AdviceItem]:
             mend = "raise its --mem-fraction-static, or send fewer and shorter prompts"
             yield _say("kv_cache", "warning", seen, mend, each.role)
         if each.contended:
-            seen = f"the {role} server refused work (429 or 503) a moment ago"
-            mend = "raise its --max-queued-requests, or add a server"
+            seen = f"the {role} server refused work (429 or 503) a moment ago, or says nothing"
+            mend = "raise its --max-queued-requests, or add a server; see whether its process hangs"
             yield _say("contended", "warning", seen, mend, each.role)
         if each.foreign:
             seen = f"{each.foreign} requests of other clients run on the {role} server"

@@ -107,6 +107,10 @@ class HealthState:
         if self.state is Health.UNKNOWN:
             self._sum_up()
 
+    def lived_since(self, then: float) -> bool:
+        """Whether traffic succeeded after this moment."""
+        return self._lived > then
+
     def verdict(self, probe: Probe) -> Health:
         """What one probe alone says."""
         return self._tallies[probe].verdict

@@ -32,6 +32,7 @@ from router.pool import BackendPool
 from router.pool_client import PoolClient
 from router.probes import HealthProber
 from router.relay import Relay
+from router.silence import silence_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -244,6 +245,7 @@ class Watchers:
             relay.tracker,
             interval=settings.telemetry_interval,
             accept=accept.value,
+            silence=silence_of(relay, role),
             clock=clock,
         )
         prober = HealthProber(
