@@ -73,7 +73,7 @@ def request(number: int, kind: int) -> bytes:
     route = ROUTES[0] if kind != Kind.PIECE else ROUTES[number % len(ROUTES)]
     return (
         b"POST %b?n=%d HTTP/1.1\r\nhost: h%d\r\nx-request-id: s-%d\r\nx-name-%d: %d\r\n"
-        b"origin: http://o%d\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+        b"origin: app://o%d\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
         % (route, number, number, number, number, number, number, len(body), body)
     )
 
