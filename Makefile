@@ -54,6 +54,10 @@ check: $(STAMP) ## Lint, format and types; whether what is generated is stale
 bench: $(STAMP) ## What the relay costs per request and per chunk, on this machine
 	@$(BIN)/loadtest bench $(ARGS)
 
+.PHONY: scale
+scale: $(STAMP) ## How many streams, slow readers and large bodies one process carries, on this machine
+	@$(BIN)/loadtest scale $(ARGS)
+
 .PHONY: policy-table
 policy-table: $(STAMP) ## Every rule against both single servers, simulated; goes on where it was (runs/policy-table.jsonl)
 	@$(BIN)/python -m loadtest.policy_table $(ARGS)

@@ -17,6 +17,7 @@ from loadtest.exit_codes import BAD_VALUE, INTERRUPTED, OK
 from loadtest.fit_cli import ManyFiles, fit
 from loadtest.overhead_cli import overhead
 from loadtest.report_cli import report
+from loadtest.scale import scale
 from loadtest.sweep_cli import sweep
 
 app = typer.Typer(
@@ -30,6 +31,7 @@ app.command("compare")(compare)
 app.command("demo")(demo)
 app.command("engine")(engine)
 app.command("overhead")(overhead)
+app.command("scale")(scale)
 app.command("sweep")(sweep)
 app.command("fit", cls=ManyFiles)(fit)
 app.command("report")(report)

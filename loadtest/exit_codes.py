@@ -52,6 +52,12 @@ MEANINGS: Final[dict[str, dict[int, str]]] = {
         HUNG_UP: "ended by SIGHUP",
         **_ENDED,
     },
+    "scale": {
+        OK: "no stream broke and every answer was complete, whatever the figures",
+        FAILED: "one was not, or something could not be started",
+        **_BAD,
+        **_ENDED,
+    },
     "sweep": {
         OK: "all levels are measured",
         FAILED: "a server failed; what is measured is kept",
