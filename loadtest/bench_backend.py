@@ -2,9 +2,9 @@
 
     python -m loadtest.bench_backend servers              two servers in one process
     python -m loadtest.bench_backend relay PORT PORT      bytes from here to there, unseen
-    python -m loadtest.bench_backend nginx FILE PORT PORT DIRECTORY
+    python -m loadtest.bench_backend become FILE ARGUMENT...     another program
 
-Each prints `listening on PORT` with the ports that it has. The servers know of SGLang what the
+The first two print `listening on PORT` with the ports that it has. The servers know of SGLang what the
 router asks for, and answer from canned bytes: the longer their own work takes, the less of the
 proxy's can be seen. `max_tokens` says how many tokens an answer streams, `user` how many
 milliseconds lie between two.
@@ -17,11 +17,9 @@ import functools
 import gc
 import os
 import re
-import socket
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final, cast
 
 import msgspec
@@ -55,23 +53,24 @@ STREAM_HEAD: Final = (
     + b"content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 )
 LAST_EVENTS: Final = 3  # finish, usage and [DONE], in one write
-NGINX: Final = """
-daemon off; master_process off; worker_processes 1; pid nginx.pid; error_log stderr;
-events {{ worker_connections 8192; }}
-http {{
-  access_log off; keepalive_requests 1000000; client_body_buffer_size 64k;
-  client_body_temp_path body; proxy_temp_path proxy; fastcgi_temp_path fastcgi;
-  uwsgi_temp_path uwsgi; scgi_temp_path scgi;
-  upstream pair {{ server 127.0.0.1:{}; server 127.0.0.1:{}; keepalive 1024; }}
-  server {{
-    listen 127.0.0.1:{} backlog=4096;
-    location / {{
-      proxy_pass http://pair; proxy_http_version 1.1; proxy_set_header Connection "";
-      proxy_buffering off; proxy_read_timeout 600s;
-    }}
-  }}
-}}
-"""
+MODEL: Final = b'{"model_path":"bench","tokenizer_path":"","is_generation":true,"version":"0.5.17"}'
+MODELS: Final = (
+    b'{"object":"list","data":[{"id":"bench","object":"model","created":1764374400,'
+    b'"owned_by":"sglang","root":"bench","max_model_len":32768}]}'
+)
+SERVER: Final = b'{"model_path":"bench","served_model_name":"bench","dp_size":1,"tp_size":1}'
+# What proxies ask a server before and while they send requests to it.
+TOLD: Final = {
+    b"/health": b"",
+    b"/health_generate": b"",
+    b"/ready": b"",
+    b"/v1/models": MODELS,
+    b"/model_info": MODEL,
+    b"/get_model_info": MODEL,
+    b"/server_info": SERVER,
+    b"/get_server_info": SERVER,
+    b"/version": b'{"version":"0.5.17"}',
+}
 
 
 class Wanted(msgspec.Struct):
@@ -159,8 +158,8 @@ class Server(asyncio.Protocol):
     def _tell(self, path: bytes) -> None:
         if path == b"/bench":
             self._answer(b"200 OK", msgspec.json.encode(self._counts))
-        elif path in {b"/health", b"/ready"}:
-            self._answer(b"200 OK", b"")
+        elif path in TOLD:
+            self._answer(b"200 OK", TOLD[path])
         elif path == b"/v1/loads":
             running = self._counts.streaming
             load = {"timestamp": time.time(), "dp_rank": 0, "num_running_reqs": running // 2}
@@ -264,19 +263,20 @@ async def serve(*makers: Callable[[], asyncio.Protocol]) -> None:
     await loop.create_future()
 
 
-def become_nginx(program: str, one: str, other: str, directory: Path) -> None:
-    """Turn this process into nginx on a port that is free now."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port = found.getsockname()[1]
-    file = directory / "nginx.conf"
-    file.write_text(NGINX.format(one, other, port), encoding="utf-8")
-    print("listening on", port, flush=True)
-    os.execv(program, [program, "-p", str(directory), "-c", str(file)])  # noqa: S606
+def become(program: str, arguments: list[str]) -> None:
+    """Turn this process into another program, which keeps its id, session and core.
+
+    It sees neither our modules nor a web proxy that would stand between it and the servers.
+    """
+    for name in list(os.environ):
+        if name == "PYTHONPATH" or name.lower().endswith("_proxy"):
+            del os.environ[name]
+    os.execv(program, [program, *arguments])  # noqa: S606
 
 
-def main(arguments: list[str]) -> None:
+def main(words: list[str]) -> None:
     """Be what the first argument says."""
-    match arguments:
+    match words:
         case ["servers"]:
             counts = Counts()
             uvloop.run(serve(*[functools.partial(Server, counts)] * 2))
@@ -289,10 +289,10 @@ def main(arguments: list[str]) -> None:
                 return Side(int(ports[turns % len(ports)]))
 
             uvloop.run(serve(side))
-        case ["nginx", program, one, other, directory]:
-            become_nginx(program, one, other, Path(directory))
+        case ["become", program, *arguments]:
+            become(program, arguments)
         case _:
-            sys.exit(f"bench_backend: what is {' '.join(arguments)}?")
+            sys.exit(f"bench_backend: what is {' '.join(words)}?")
 
 
 if __name__ == "__main__":

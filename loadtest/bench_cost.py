@@ -117,6 +117,17 @@ class Row(msgspec.Struct, kw_only=True):
     hang_up_max_ms: float | None = None
     errors: dict[str, int] = {}
 
+    def fresh(self) -> Row:
+        """A row of the same proxy with nothing measured yet."""
+        return Row(name=self.name, version=self.version, machine=self.machine)
+
+
+class Result(msgspec.Struct, kw_only=True):
+    """All that one run found."""
+
+    rounds: list[list[Row]]  # the same proxies in the same order in each
+    left_out: list[str] = []  # peers, and why
+
 
 def percentile(values: Iterable[float], share: float) -> float | None:
     """The value that this share of them does not exceed; None without values."""

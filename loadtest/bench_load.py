@@ -237,10 +237,12 @@ async def _until(done: Callable[[], bool]) -> None:
         await asyncio.sleep(POLL_S)
 
 
-async def until_ready(port: int) -> None:
-    """Wait until a request is answered. Raises NoAnswerError."""
+async def until_ready(port: int, runs: Callable[[], bool] = lambda: True) -> None:
+    """Wait until a request is answered, while the program `runs`. Raises NoAnswerError."""
     limit = time.monotonic() + READY_S
     while time.monotonic() < limit:
+        if not runs():
+            raise NoAnswerError("it ended")
         if await _answers(port):
             return
         await asyncio.sleep(RETRY_S)

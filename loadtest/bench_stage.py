@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 import os
 import resource
-import shutil
-import subprocess
+import signal
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +26,8 @@ from loadtest.bench_cost import (
     this_machine,
 )
 from loadtest.bench_load import LENGTH, NoAnswerError, until_ready
-from loadtest.children import Child, ChildError, Children
+from loadtest.bench_peers import PEERS, Peer, Place, failed, find, free_ports, missing, version
+from loadtest.children import Child, Children
 from router import __version__
 
 START_S: Final = 20.0
@@ -85,9 +85,13 @@ class Stage:
         self._load_cores, self._proxy_cores = (cores[:1], cores[1:2]) if pinned else (cores, cores)
         self._children = children
         self._directory = directory
+        self.left_out: list[str] = []  # which peers, and why
 
-    async def start(self) -> list[Target]:
-        """Start everything, and wait until it answers. Raises ChildError and NoAnswerError."""
+    async def start(self, without: Collection[str] = ()) -> list[Target]:
+        """Start everything but the peers named, and wait until it answers.
+
+        Raises ChildError and NoAnswerError, for a peer neither.
+        """
         pin(0, self._load_cores)
         servers = self._children.start("servers", SELF, "servers").wait_for(PORTS, START_S)
         direct = Target(Row(name=DIRECT, version="", machine=self.machine), [])
@@ -101,19 +105,37 @@ class Stage:
             *("--drain-delay", "0", "--drain-timeout", "1s"),
         )
         targets.append(await self._proxy(ROUTER, __version__, router, ROUTER_PORT))
-        program = shutil.which("nginx")
-        if program:
-            # One that is there and yet does not run here is no reason to stop.
-            with contextlib.suppress(ChildError, NoAnswerError, OSError):
-                targets.append(await self._nginx(program, direct.ports))
+        for peer in PEERS:
+            target = None if peer.name in without else await self._peer(peer, direct.ports)
+            targets += [target] if target else []
         return targets
 
-    async def _nginx(self, program: str, ports: list[int]) -> Target:
-        said = subprocess.run([program, "-v"], capture_output=True, check=True, text=True)  # noqa: ASYNC221, S603
-        version = said.stderr.strip().rpartition("/")[2]
-        place = [*map(str, ports), str(self._directory)]
-        child = self._children.start("nginx", SELF, "nginx", program, *place)
-        return await self._proxy("nginx", version, child, PORTS)
+    async def _peer(self, peer: Peer, ports: list[int]) -> Target | None:
+        """A peer that answers; None, and a line in `left_out`, where it is missing or fails."""
+        program = find(peer, os.environ)
+        if program is None:
+            self.left_out.append(missing(peer, os.environ))
+            return None
+        directory = self._directory / peer.name
+        directory.mkdir()
+        port, spare = free_ports(2)
+        place = Place(port=port, servers=(ports[0], ports[1]), directory=directory, spare=spare)
+        for name, text in peer.files(place).items():
+            (directory / name).write_text(text, encoding="utf-8")
+        arguments = peer.arguments(place)
+        child = self._children.start(peer.name, SELF, "become", program, *arguments)
+        pin(child.pid, self._proxy_cores)
+        try:
+            await until_ready(port, lambda: child.process.poll() is None)
+        except NoAnswerError as error:
+            self.left_out.append(failed(peer, program, str(error), child.printed()))
+            # It must not go on trying on the core of the others. The group is its own.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.process.wait()
+            return None
+        row = Row(name=peer.name, version=version(peer, program), machine=self.machine)
+        return Target(row, [port], Session(child.pid))
 
     async def _proxy(self, name: str, version: str, child: Child, pattern: str) -> Target:
         pin(child.pid, self._proxy_cores)

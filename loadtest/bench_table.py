@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -10,63 +11,89 @@ from loadtest.bench_cost import BARE, ROUTER, Cost, Row
 if TYPE_CHECKING:
     from rich.table import Table
 
+COMPARED: Final = (BARE, "nginx", "smg")
 NONE: Final = "–"  # noqa: RUF001 (a dash, for what was not measured)
 BUSY: Final = 0.05  # of the time without a core; above that other programs are measured too
 
 
-def lines(rows: Sequence[Row]) -> list[list[str]]:
-    """The table: a measure a line, a row's figure a column, and router over bare relay last."""
-    measures = _measures(rows[0]) if rows else []
-    by_name = {row.name: row for row in rows}
+Value = Cost | float | None
+Pick = Callable[[Row], Value]
+
+
+def lines(rounds: Sequence[Sequence[Row]]) -> list[list[str]]:
+    """The table: a measure a line, a proxy's figure a column, and the router's ratios last.
+
+    Of several rounds a figure is the median, with the least and the most. A ratio is the median of
+    the rounds' ratios, since two figures of one round had the same machine.
+    """
+    first = rounds[0] if rounds else []
+    others = references(first)
     found = []
-    for label, pick in measures:
-        values = [pick(row) for row in rows]
-        pair = [pick(by_name[name]) if name in by_name else None for name in (ROUTER, BARE)]
-        found.append([label, *map(_show, values), _ratio(*map(_number, pair))])
-    errors = [str(sum(row.errors.values())) for row in rows]
-    return [*found, ["errors", *errors, ""]]
+    for label, pick in _measures(first[0]) if first else []:
+        cells = [_cell([pick(rows[at]) for rows in rounds]) for at in range(len(first))]
+        ratios = [ratio(rounds, pick, other) for other in others]
+        found.append([label, *cells, *(NONE if each is None else f"{each:.2f}" for each in ratios)])
+    errors = [sum(sum(rows[at].errors.values()) for rows in rounds) for at in range(len(first))]
+    return [*found, ["errors", *map(str, errors), *([""] * len(others))]]
 
 
-def table(rows: Sequence[Row]) -> Table:
+def references(rows: Sequence[Row]) -> list[str]:
+    """Whom the router is compared with: those of them that were measured."""
+    names = {row.name for row in rows}
+    return [name for name in COMPARED if name in names]
+
+
+def ratio(rounds: Sequence[Sequence[Row]], pick: Pick, other: str) -> float | None:
+    """The median of the rounds' ratios; None where no round has both figures above zero."""
+    found = []
+    for rows in rounds:
+        by_name = {row.name: _number(pick(row)) for row in rows}
+        one, two = by_name.get(ROUTER), by_name.get(other)
+        if one and two and one > 0 and two > 0:
+            found.append(one / two)
+    return statistics.median(found) if found else None
+
+
+def table(rounds: Sequence[Sequence[Row]]) -> Table:
     """The same for a terminal."""
     from rich.table import Table
 
+    rows = rounds[0]
+    of = "" if len(rounds) == 1 else f", medians of {len(rounds)} rounds (least to most)"
     shown = Table(
-        title=f"What a proxy costs (+: through it minus direct)\n{rows[0].machine}",
+        title=f"What a proxy costs (+: through it minus direct){of}\n{rows[0].machine}",
         title_justify="left",
     )
     shown.add_column("")
     for row in rows:
         shown.add_column(f"{row.name}\n{row.version}", justify="right")
-    shown.add_column(f"{ROUTER} /\n{BARE}", justify="right")
-    for line in lines(rows):
+    for other in references(rows):
+        shown.add_column(f"{ROUTER} /\n{other}", justify="right")
+    for line in lines(rounds):
         shown.add_row(*line)
     return shown
 
 
-def notes(rows: Sequence[Row]) -> list[str]:
+def notes(rounds: Sequence[Sequence[Row]]) -> list[str]:
     """What a reader of the table must know besides."""
+    all_rows = [row for rows in rounds for row in rows]
     found = [
         f"{row.name}, {level.streams} streams: only {level.chunks_s:,.0f} chunks a second came, so "
         "this machine was too slow or too busy for the load."
-        for row in rows
+        for row in all_rows
         for level in row.levels
         if level.behind
     ]
     found += [
         f"{row.name}, {level.streams} streams: it waited {level.waited:.0%} of the time for a core "
         "that another program had, so its times say little."
-        for row in rows
+        for row in all_rows
         for level in row.levels
         if level.waited > BUSY
     ]
     return found + [
-        f"{row.name}: {number} x {why}" for row in rows for why, number in row.errors.items()
+        f"{row.name}: {number} x {why}" for row in all_rows for why, number in row.errors.items()
     ]
-
-
-Value = Cost | float | None
-Pick = Callable[[Row], Value]
 
 
 def _measures(sample: Row) -> list[tuple[str, Pick]]:
@@ -112,5 +139,10 @@ def _show(value: Value) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
 
 
-def _ratio(one: float | None, other: float | None) -> str:
-    return f"{one / other:.2f}" if one and other and one > 0 and other > 0 else NONE
+def _cell(values: Sequence[Value]) -> str:
+    """A figure of one round as it is, of several the median and the range."""
+    numbers = [number for value in values if (number := _number(value)) is not None]
+    if len(values) == 1 or not numbers:
+        return _show(values[0] if len(values) == 1 else None)
+    low, high = _show(min(numbers)), _show(max(numbers))
+    return f"{_show(statistics.median(numbers))} ({low} to {high})"

@@ -15,7 +15,7 @@ import typer
 import uvloop
 
 from loadtest.__main__ import main
-from loadtest.bench import Plan, check_platform, run
+from loadtest.bench import check_platform, failed, run
 from loadtest.bench_backend import ANSWER, CHUNK, Wanted, ending, wanted
 from loadtest.bench_cost import (
     BARE,
@@ -34,6 +34,8 @@ from loadtest.bench_cost import (
     percentile,
 )
 from loadtest.bench_load import Connection, Load, Streaming, request
+from loadtest.bench_measure import Plan
+from loadtest.bench_peers import NAMES
 from loadtest.bench_stage import own_cores
 from loadtest.bench_table import lines, notes, table
 
@@ -165,7 +167,7 @@ def test_table_lines() -> None:
             errors={"stalled": 2, "connection lost": 1},
         ),
     ]
-    shown = {name: cells for name, *cells in lines(rows)}
+    shown = {name: cells for name, *cells in lines([rows])}
     assert shown["CPU per request, 32 at once, µs"] == [
         *("–", "20.0 (4.0 user)", "50.0 (30.0 user)", "2.50")  # noqa: RUF001
     ]
@@ -175,13 +177,13 @@ def test_table_lines() -> None:
     assert shown["first chunk +p99, 250 x 20 ms, µs"][1:] == ["50.0", "75.0", "1.50"]
     assert shown["memory when idle, MB"][1:] == ["10.0", "1,234", "123.40"]
     assert shown["errors"] == ["0", "0", "3", ""]
-    assert table(rows).row_count == len(shown)
+    assert table([rows]).row_count == len(shown)
 
 
 def test_notes() -> None:
     """A load that fell behind, a core that was taken and every kind of error are said in words."""
     slow, hindered = level(chunks_s=9000.0), level(streams=64, waited=0.25)
-    found = notes([row(BARE, levels=[hindered, slow]), row(ROUTER, errors={"stalled": 2})])
+    found = notes([[row(BARE, levels=[hindered, slow]), row(ROUTER, errors={"stalled": 2})]])
     assert "250 streams: only 9,000 chunks a second" in found[0]
     assert "64 streams: it waited 25% of the time" in found[1]
     assert found[2:] == [f"{ROUTER}: 2 x stalled"]
@@ -289,15 +291,18 @@ def test_output_is_tried_first(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_small_run() -> None:
     """A run of a few seconds measures everything without an error and leaves nothing behind."""
     plan = Plan(
-        seconds=0.3, warm_seconds=0.05, tokens=8, interval_ms=10, requests=2, levels=(2, 3),
+        rounds=2, seconds=0.3, warm_seconds=0.05, tokens=8, interval_ms=10, requests=2, levels=(2, 3),
         crowd=4, crowd_interval_ms=50, crowd_seconds=0.1, idle_seconds=0.1, hang_ups=2,
     )  # fmt: skip
     steps: list[tuple[int, int]] = []
     cores = own_cores()
     children = _children()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        rows = runner.run(run(plan, lambda step, of, _: steps.append((step, of))))
-    assert [row.name for row in rows][:3] == [DIRECT, BARE, ROUTER]
+        result = runner.run(run(plan, lambda step, of, _: steps.append((step, of)), NAMES))
+    assert (len(result.rounds), result.left_out, failed(result)) == (2, [], False)
+    for rows in result.rounds:
+        assert [row.name for row in rows] == [DIRECT, BARE, ROUTER]
+    rows = result.rounds[1]
     assert [row.errors for row in rows] == [{}] * len(rows)
     for each in rows[1:]:
         data = msgspec.to_builtins(each)
