@@ -20,8 +20,9 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
-from loadtest.bench import WIDTH, Show, check_platform, shown
+from loadtest.bench import WIDTH, check_platform, shown
 from loadtest.bench_load import NoAnswerError
+from loadtest.bench_measure import Show
 from loadtest.bench_stage import enough_files, own_cores, pin
 from loadtest.children import ChildError, Children
 from loadtest.exit_codes import FAILED, INTERRUPTED, OK, TERMINATED

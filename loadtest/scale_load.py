@@ -23,7 +23,7 @@ ENDLESS: Final = 100_000_000  # tokens of a stream that outlasts its measurement
 CONNECT_TOGETHER: Final = 16
 READ_PAUSE_S: Final = 0.05  # of a slow reader, after each read that gave this or more:
 READ_BYTES: Final = 64 * 1024
-STALLED_GAPS: Final = 20  # intervals without a chunk: at the end that stream counts as broken
+STALLED_GAPS: Final = 20  # intervals without a chunk: at the end that stream counts as stalled
 STALLED_MIN_S: Final = 2.0
 
 
@@ -37,6 +37,7 @@ class Streams:
         self.chunks = 0
         self.gaps: list[float] = []  # between two reads of a stream, since `begin`
         self.errors: Counter[str] = Counter()
+        self.stalled = 0
         self.open: list[Stream] = []
         self.stopped = False
 
@@ -70,7 +71,7 @@ class Streams:
     def stop(self) -> None:
         """Hang up, after a look at which have stopped by themselves."""
         limit = time.monotonic() - max(STALLED_MIN_S, STALLED_GAPS * self.interval)
-        self.errors["stalled"] += sum(each.alive and each.last < limit for each in self.open)
+        self.stalled = sum(each.alive and each.last < limit for each in self.open)
         self.stopped = True
         for each in self.open:
             each.close()

@@ -28,6 +28,7 @@ from router.policy import FrontierPolicy
 from router.request import NOTHING_KNOWN
 
 OPENED_S: Final = 2000.0  # streams opened a second
+KEPT_UP: Final = 0.95  # of the chunks asked for: with fewer some streams must wait
 BESIDE: Final = (10, 20)  # ordinary streams beside slow readers and bodies, and their interval, ms
 SCRAPE_S: Final = 0.1
 ROUNDS: Final = 7
@@ -71,8 +72,12 @@ async def measure_crowds(plan: Plan, stage: Stage, router: Router, scale: Scale)
         async with _open(streams, [router.port], number, stage):
             await asyncio.sleep(plan.settle_seconds)
             scale.crowds.append(await _crowd(plan.seconds, stage, router, streams))
-        last = msgspec.structs.replace(scale.crowds[-1], broken=sum(streams.errors.values()))
+        last = msgspec.structs.replace(
+            scale.crowds[-1], broken=sum(streams.errors.values()), stalled=streams.stalled
+        )
         scale.crowds[-1] = last
+        if last.delivered_s > KEPT_UP * last.asked_s:  # else the level is more than can be carried
+            stage.count("stalled", last.stalled)
 
 
 async def _crowd(seconds: float, stage: Stage, router: Router, streams: Streams) -> Crowd:
@@ -101,6 +106,7 @@ async def _crowd(seconds: float, stage: Stage, router: Router, streams: Streams)
         memory_mb=round(memory, 1),
         per_stream_kb=round((memory - router.rest_mb) * 1024 / max(1, number), 1),
         broken=0,
+        stalled=0,
     )
 
 

@@ -45,7 +45,8 @@ class Crowd(msgspec.Struct, frozen=True, kw_only=True):
     gaps: Gaps
     memory_mb: float  # PSS
     per_stream_kb: float  # above the router at rest
-    broken: int
+    broken: int  # ended, or never begun
+    stalled: int  # had no chunk for long at the end
 
     @property
     def full(self) -> bool:
@@ -186,7 +187,7 @@ def _crowd(crowd: Crowd) -> list[Line]:
         ("  core of the router, of clients and servers", _cores(crowd), ""),
         ("  gap of chunks p50, p99, ms", _gaps(crowd.gaps), ""),
         ("  memory, MB", memory, ""),
-        ("  streams broken", str(crowd.broken), "0"),
+        ("  streams broken, stalled", f"{crowd.broken}, {crowd.stalled}", "0, 0"),
     ]
 
 

@@ -49,7 +49,14 @@ class Wire(asyncio.Transport):
 
 def crowd(**more: float) -> Crowd:
     known = {"streams": 5000, "interval_ms": 50, "asked_s": 1e5, "sent_s": 1e5, "delivered_s": 3e4}
-    known |= {"core": 0.99, "load_core": 0.9, "waited": 0.0, "memory_mb": 200, "broken": 0}
+    known |= {
+        "core": 0.99,
+        "load_core": 0.9,
+        "waited": 0.0,
+        "memory_mb": 200,
+        "broken": 0,
+        "stalled": 0,
+    }
     return msgspec.convert(known | {"per_stream_kb": 30.0, "gaps": GAPS} | more, Crowd)
 
 
@@ -166,7 +173,7 @@ def test_quick_run(tmp_path: Path) -> None:
     found = msgspec.json.decode(file.read_bytes(), type=Scale)
     assert found.errors == {}
     assert [(each.streams, each.interval_ms) for each in found.crowds] == list(QUICK.levels)
-    assert [each.broken for each in found.crowds] == [0, 0]
+    assert [(each.broken, each.stalled) for each in found.crowds] == [(0, 0), (0, 0)]
     assert all(each.delivered_s > 0 and each.memory_mb > 0 for each in found.crowds)
     assert found.slow is not None
     assert (found.slow.readers, found.slow.lost) == (QUICK.readers, 0)
