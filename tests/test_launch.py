@@ -344,7 +344,14 @@ def test_a_signal_during_the_start(number: signal.Signals) -> None:
             assert await task == 0
         assert processes(mark) == []
 
-    run(work)
+    # Under nohup the tests were told to ignore a hang-up, and so would the launcher.
+    before = signal.signal(
+        number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+    )
+    try:
+        run(work)
+    finally:
+        signal.signal(number, before)
 
 
 def test_nohup() -> None:
