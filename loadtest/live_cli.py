@@ -12,9 +12,9 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import typer
 import uvloop
@@ -26,7 +26,6 @@ from loadtest.live_router import ADMIN_KEY_ENV
 from loadtest.live_run import Options, run_live
 from loadtest.live_schema import (
     KINDS,
-    Comparison,
     LiveError,
     LiveFailedError,
     Offered,
@@ -41,6 +40,7 @@ LOADS: Final = "8,32,64"
 SECONDS: Final = 60.0
 MOST_TIMES: Final = 3  # --seconds, if answers are few
 MOST_WARM_UP_S: Final = 120.0
+Given = TypeVar("Given")
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -73,7 +73,7 @@ def live(given: Mapping[str, Any]) -> int:
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
             ending = Ending(show)
-            found = runner.run(_until_told(options, show, ending))
+            found = runner.run(until_told(run_live(options, show), ending))
     except (LiveFailedError, ServerFailedError) as error:
         return _say(error, FAILED)
     except (LiveError, SweepError, PromptError) as error:
@@ -130,15 +130,15 @@ def read(given: Mapping[str, Any]) -> Options:
     )
 
 
-async def _until_told(options: Options, show: Lines, ending: Ending) -> Comparison:
-    """The comparison, ended by a signal in order."""
+async def until_told(work: Coroutine[Any, Any, Given], ending: Ending) -> Given:
+    """What this work gives; a signal ends it in order."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     # What whoever started us wants ignored (nohup does) stays so.
     heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     for number in heard:
         loop.add_signal_handler(number, ending, number, task)
     try:
-        return await run_live(options, show)
+        return await work
     finally:
         for number in heard:
             loop.remove_signal_handler(number)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,9 +16,6 @@ from router.load import Role
 
 if TYPE_CHECKING:
     from loadtest.live_cli import Ending
-    from loadtest.live_view import Lines
-    from loadtest.overhead import Found
-    from loadtest.overhead_view import Windows
     from loadtest.overhead_window import Options
     from loadtest.sweep_schema import Pace
 
@@ -135,9 +131,10 @@ def _run(options: Options) -> int:
     import uvloop
     from rich.console import Console
 
-    from loadtest.live_cli import Ending
+    from loadtest.live_cli import Ending, until_told
     from loadtest.live_schema import LiveError, LiveFailedError
     from loadtest.moving_bar import moving_bar
+    from loadtest.overhead_run import run_overhead
     from loadtest.overhead_view import report, shown_on
     from loadtest.prompts import PromptError
     from loadtest.sweep_schema import ServerFailedError, SweepError
@@ -152,7 +149,7 @@ def _run(options: Options) -> int:
         ):
             lines, windows = shown_on(console, bar)
             ending = Ending(lines)
-            found = runner.run(_until_told(options, lines, windows, ending))
+            found = runner.run(until_told(run_overhead(options, windows, lines), ending))
     except (LiveFailedError, ServerFailedError) as error:
         return _say(error, FAILED)
     except (LiveError, SweepError, PromptError) as error:
@@ -167,22 +164,6 @@ def _run(options: Options) -> int:
     print(f"Written to {options.out}")
     print(found.differences[0].verdict.value if found.differences else "unsure")
     return OK
-
-
-async def _until_told(options: Options, lines: Lines, windows: Windows, ending: Ending) -> Found:
-    """All windows, ended by a signal in order."""
-    from loadtest.live_cli import SIGNALS
-    from loadtest.overhead_run import run_overhead
-
-    task, loop = asyncio.current_task(), asyncio.get_running_loop()
-    heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    for number in heard:
-        loop.add_signal_handler(number, ending, number, task)
-    try:
-        return await run_overhead(options, windows, lines)
-    finally:
-        for number in heard:
-            loop.remove_signal_handler(number)
 
 
 def _say(error: Exception, code: int) -> int:

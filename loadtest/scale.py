@@ -20,7 +20,7 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
-from loadtest.bench import WIDTH, check_platform, shown
+from loadtest.bench import WIDTH, check_file, check_platform, shown
 from loadtest.bench_load import NoAnswerError
 from loadtest.bench_measure import Show
 from loadtest.bench_stage import enough_files, own_cores, pin
@@ -110,11 +110,7 @@ def scale(
     from rich.console import Console
 
     check_platform(sys.platform)
-    if json is not None:
-        try:
-            json.open("ab").close()
-        except OSError as error:
-            raise typer.BadParameter(f"cannot write --json {json}: {error.strerror}") from None
+    check_file("--json", json)
     try:
         with (
             shown(Console(stderr=True)) as show,
