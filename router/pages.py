@@ -51,8 +51,8 @@ class Pages:
 
     def __init__(self, origins: Iterable[str], *, keyed: bool) -> None:
         """`origins`: those of `cors_origin`; `keyed`: whether clients need a key."""
-        self._origins = frozenset(origin.encode() for origin in origins)
-        self._open = keyed or ANY in self._origins
+        self.origins = frozenset(origin.encode() for origin in origins)
+        self._open = keyed or ANY in self.origins
 
     def error(self, incoming: Incoming) -> ErrorAnswer | None:
         """What is wrong with a request that a page of another site has made, if one has."""
@@ -61,7 +61,7 @@ class Pages:
             not facts.foreign
             or self._open
             or incoming.method in SAFE
-            or facts.origin in self._origins
+            or facts.origin in self.origins
         ):
             return None
         return errors.CROSS_SITE

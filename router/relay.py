@@ -117,7 +117,7 @@ class Relay:
         self._waiting: deque[Driver] = deque()
         self._letting_in = False
         self.pages = Pages(settings.cors_origin, keyed=self._keyed)
-        self._origins = frozenset(origin.encode() for origin in settings.cors_origin)
+        self._origins = self.pages.origins
         self._wall = wall
         self.new_id = id_maker()
         self.sweep(self.started_at)
