@@ -17,7 +17,7 @@ from router.breaker import Verdict
 from router.load import LoadTracker, Role
 from router.metrics import Histogram
 from router.policy import Policy
-from router.request import RequestInfo
+from router.request import Body, RequestInfo
 from router.routes import Route
 
 
@@ -124,7 +124,7 @@ class Request(msgspec.Struct, gc=False):
     id: str
     route: Route
     info: RequestInfo
-    body: bytes
+    body: Body
     headers: bytes  # the client's header lines that pass, each ending in CRLF
     received_at: float
     http10: bool = False

@@ -16,10 +16,12 @@ import enum
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from router.framing import MAX_HEAD, ChunkedReader, FramingError, ResponseHead, parse_head
+from router.turns import LARGE
 
 if TYPE_CHECKING:
     from router.flow import Flow
     from router.pool import BackendPool
+    from router.request import Body
 
 
 SMALL: Final = 65_536  # bytes of a body that are cheaper to copy than to hand over apart
@@ -97,7 +99,7 @@ class BackendConnection(asyncio.Protocol):
 
     # ------------------------------------------------------------------ used by the driver
 
-    def send(self, driver: AnswerReader, head: bytes, body: bytes) -> None:
+    def send(self, driver: AnswerReader, head: bytes, body: Body) -> None:
         """Send one request; the answer goes to the driver."""
         self.driver = driver
         self.answered = False
@@ -125,7 +127,7 @@ class BackendConnection(asyncio.Protocol):
         """Read on."""
         if self.transport is not None and not self.transport.is_closing():
             self._paused = False
-            self.transport.resume_reading()
+            self.pool.turns.ask(self._read_on)
 
     def keep(self, now: float) -> None:
         """The exchange is over; the connection may serve another."""
@@ -188,6 +190,9 @@ class BackendConnection(asyncio.Protocol):
             return
         self.answered = True
         self._now = self._clock()
+        if len(data) >= LARGE and not self._paused and self.transport is not None:
+            self.transport.pause_reading()
+            self.pool.turns.ask(self._read_on)
         try:
             if self._part is CHUNKED:
                 self._chunked(driver, data)
@@ -198,6 +203,11 @@ class BackendConnection(asyncio.Protocol):
         except FramingError:
             self.drop()
             driver.backend_lost(answered=True, invalid=True)
+
+    def _read_on(self) -> None:
+        """The next large read may come."""
+        if not self._paused and self.transport is not None and not self.transport.is_closing():
+            self.transport.resume_reading()
 
     # ------------------------------------------------------------------ parts of an answer
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from router.frontend import RelayProtocol
     from router.pool import BackendPool
     from router.relay import Relay
+    from router.request import Body
 
 _log = logging.getLogger("crossover")
 
@@ -265,7 +266,8 @@ class Driver:
 
     def _send(self, pool: BackendPool, connection: BackendConnection, *, reused: bool) -> None:
         request = self.exchange.request
-        head, body = pool.head_for(request.route) + request.headers, b""
+        head = pool.head_for(request.route) + request.headers
+        body: Body = b""
         if request.route.method == b"POST":  # a GET's body would be read as the next request
             body = request.body
             head += b"content-length: %d\r\n" % len(body)

@@ -261,8 +261,8 @@ class RelayProtocol(ReceivingProtocol):
         full = self._full_since
         if full is not None and now - full > settings.write_timeout:
             self.transport.abort()
-        elif self.phase is BUSY:
-            pass  # an application answers
+        elif self.phase is BUSY or self.queue:
+            pass  # an application answers, or a large body waits for its turn
         elif self.phase is IDLE:
             if spent > settings.keep_alive:
                 self._close()

@@ -7,12 +7,14 @@ for `request`, nor knows whether there is room for it, which is for `relay`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import msgspec
 
 from router import errors
 from router.errors import ErrorAnswer
 from router.guard import HeadFacts, path_of, read_head
+from router.request import Body
 from router.routes import Route
 
 # Bodies of the router's own endpoints are a few fields of JSON.
@@ -37,6 +39,18 @@ class HeadLimits(msgspec.Struct, frozen=True):
         return self.header_bytes + self.url_bytes + 64
 
 
+class RoomFor(Protocol):
+    """Memory for a large body, as `router.room.Room` is."""
+
+    def write(self, piece: bytes) -> None:
+        """Add the next bytes."""
+        ...
+
+    def whole(self) -> memoryview:
+        """All of it."""
+        ...
+
+
 class Incoming:
     """A request whose head is there; the body follows. `error` is the answer to a bad one."""
 
@@ -50,6 +64,7 @@ class Incoming:
     path = b""
     route: Route | None = None
     facts = _NOTHING_READ
+    room: RoomFor | None = None  # for a large body; others are kept in pieces
 
     def __init__(
         self,
@@ -136,8 +151,19 @@ class Incoming:
             self.error = errors.METHOD_NOT_ALLOWED
             self.allow = _allowed(route)
 
-    def take_body(self) -> bytes:
+    def add(self, piece: bytes) -> None:
+        """Another piece of the body."""
+        self.size += len(piece)
+        if self.room is not None:
+            self.room.write(piece)
+        else:
+            self.body.append(piece)
+
+    def take_body(self) -> Body:
         """The whole body; it is given away and not kept twice."""
+        if self.room is not None:
+            room, self.room = self.room, None
+            return room.whole()
         body = self.body[0] if len(self.body) == 1 else b"".join(self.body)
         self.body = []
         return body

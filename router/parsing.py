@@ -8,6 +8,7 @@ connection's one queue when it is whole. Reading and answering are the subclasse
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import logging
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from router import errors
 from router.framing import ChunkedReader
 from router.incoming import MAX_OWN_BODY, Headers, Incoming
+from router.room import Room
 from router.routes import TABLE
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from router.relay import Relay
     from router.routes import Route
 
+LARGE_BODY: Final = 2**20  # bytes; a longer one has a room and a turn of its own
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _log = logging.getLogger("crossover")
@@ -153,16 +156,19 @@ class ParsingProtocol(HttpToolsProtocol):
         relay = self.relay
         length = len(body)
         self._read_body += length
-        size = incoming.size + length
-        if size > (relay.max_body if incoming.route is not None else MAX_OWN_BODY):
+        if incoming.size + length > (
+            relay.max_body if incoming.route is not None else MAX_OWN_BODY
+        ):
             self._refuse(errors.BODY_TOO_LARGE)
         elif relay.buffered + length > relay.max_buffered:
             self._refuse(errors.OVERLOADED)
         else:
-            incoming.size = size
             self._buffered += length
             relay.buffered += length
-            incoming.body.append(body)
+            if not incoming.size and (incoming.length or 0) > LARGE_BODY:
+                with contextlib.suppress(OSError):  # then in pieces, while there is memory for them
+                    incoming.room = Room(incoming.length or 0)
+            incoming.add(body)
 
     def on_message_complete(self) -> None:
         """The request is whole, or the head of an upgrade is."""
@@ -174,7 +180,10 @@ class ParsingProtocol(HttpToolsProtocol):
         if incoming is None or self._deaf:
             return
         incoming.complete = True
-        if self.queue or self.phase is BUSY:
+        if incoming.size > LARGE_BODY:
+            self.queue.append(incoming)  # to decide on it and send it takes milliseconds
+            self.relay.turns.ask(self._advance)
+        elif self.queue or self.phase is BUSY:
             self.queue.append(incoming)
             self._advance()
         else:

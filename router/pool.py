@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from router.backend import BackendConnection
 from router.known_heads import KnownAnswers
+from router.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,8 +35,12 @@ class BackendPool:
         connect_timeout: float,
         clock: Callable[[], float],
         tls: ssl.SSLContext | None = None,
+        turns: Turns | None = None,
     ) -> None:
-        """`keep_alive` and `connect_timeout` in seconds; `key` is the backend's own API key."""
+        """`keep_alive` and `connect_timeout` in seconds; `key` is the backend's own API key.
+
+        `turns`: those of the process; without them its own.
+        """
         self.role = role
         self.url = url
         self.keep_alive = keep_alive
@@ -48,6 +53,7 @@ class BackendPool:
             tls if tls is not None or url.scheme != "https" else ssl.create_default_context()
         )
         self.clock = clock
+        self.turns = turns if turns is not None else Turns()
         self._heads: dict[Route, bytes] = {}
         self.known_answers = KnownAnswers()
 

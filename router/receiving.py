@@ -14,6 +14,7 @@ import httptools
 from router import errors
 from router.framing import ChunkedReader, FramingError
 from router.parsing import BODY, BUSY, ParsingProtocol
+from router.turns import LARGE
 
 MAX_AHEAD: Final = 65_536  # bytes that a client may send while its last request is being answered
 
@@ -33,17 +34,26 @@ class ReceivingProtocol(ParsingProtocol):
                 return
         elif self.phase is BODY:
             self.since = self.now
+        if len(data) >= LARGE:
+            self.transport.pause_reading()
+            self.relay.turns.ask(self._read_on)
         if self._raw_body is not None:
             data = self._feed_raw_body(data)
         elif (
             self._headers is None
             and self.incoming is None
             and self.phase is not BUSY
+            and not self.queue
             and self.table  # what is known is known of the listener that relays
         ):
             data = self._recall(data)
         if data:
             self._parse(data)
+
+    def _read_on(self) -> None:
+        """The next large read may come."""
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def _parse(self, data: bytes) -> None:
         """Have the parser read what comes, however it is cut."""

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from router.metrics import Finished, RelayMetrics
     from router.policy import Policy
     from router.pool import BackendPool
+    from router.turns import Turns
 
 REJECTED = Outcome.REJECTED  # an enum's members are slow to look up
 
@@ -78,6 +79,7 @@ class Relay:
         decisions: DecisionLog,
         access_log: AccessLog,
         keys: KeyRing,
+        turns: Turns,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -89,13 +91,11 @@ class Relay:
         self.configured = configured
         self.calibration = calibration
         self.tracker = tracker
-        self.health = health
-        self.pools = pools
+        self.health, self.pools = health, pools
         self.metrics = metrics
-        self.decisions = decisions
-        self.access_log = access_log
-        self.keys = keys
-        self._keyed = len(keys) > 0
+        self.decisions, self.access_log = decisions, access_log
+        self.keys, self._keyed = keys, len(keys) > 0
+        self.turns = turns
         self.clock = clock
         self.shared = Shared(
             tracker, policy, rules_from(settings), RetryBudget(settings.retry_budget),

@@ -24,6 +24,8 @@ import msgspec
 
 from router.load import Role
 
+Body = bytes | memoryview  # as it is held: a large one in pages of its own, see `router.room`
+
 
 class RequestInfo(msgspec.Struct, frozen=True, gc=False):
     """The facts that a policy or a fence looks at."""
@@ -105,7 +107,7 @@ _PROMPT_TOLD_BY = 1024
 _ENDS = 48
 
 
-def read_info(body: bytes | bytearray, pinned: Role | None = None) -> RequestInfo:
+def read_info(body: Body | bytearray, pinned: Role | None = None) -> RequestInfo:
     """Read what matters of a JSON body. Raises BodyError when it is no JSON object."""
     found: _Body
     try:
@@ -121,12 +123,13 @@ def read_info(body: bytes | bytearray, pinned: Role | None = None) -> RequestInf
         ):
             talk = _told(chat)
         else:
-            first = bytes(opening.first)
-            if first.find(b'"user"', 0, _ENDS) > 0 or first.find(b'"user"', -_ENDS) > 0:
-                talk = hash((len(first), first[:_TOLD_BY]))
+            first = memoryview(opening.first)  # not bytes: a message of 10 MB would be copied
+            start = first[:_TOLD_BY].tobytes()
+            if start.find(b'"user"', 0, _ENDS) > 0 or first[-_ENDS:].tobytes().find(b'"user"') > 0:
+                talk = hash((len(first), start))
             else:
-                second = bytes(opening.second)
-                talk = hash((len(first), first[:_TOLD_BY], len(second), second[:_TOLD_BY]))
+                second = memoryview(opening.second)
+                talk = hash((len(first), start, len(second), second[:_TOLD_BY].tobytes()))
     if (
         found.response_format is _ABSENT
         and found.regex is _ABSENT
@@ -145,7 +148,7 @@ def read_info(body: bytes | bytearray, pinned: Role | None = None) -> RequestInf
     return _read_all(found, len(body), pinned, talk)
 
 
-def _without_messages(body: bytes | bytearray) -> _Body:
+def _without_messages(body: Body | bytearray) -> _Body:
     """The known fields of a body that is no chat as it should be. Raises BodyError."""
     try:
         return _decoder.decode(body)
@@ -160,8 +163,9 @@ def _told(found: _Body) -> int | None:
             return hash(bytes(key))
     for prompt in (found.prompt, found.text, found.input):
         if prompt is not _ABSENT:
-            text = bytes(prompt)
-            return hash(text[:_PROMPT_TOLD_BY]) if len(text) > _PROMPT_TOLD_BY else None
+            text = memoryview(prompt)
+            long_enough = len(text) > _PROMPT_TOLD_BY
+            return hash(text[:_PROMPT_TOLD_BY].tobytes()) if long_enough else None
     return None
 
 
@@ -221,7 +225,7 @@ def _count(raw: msgspec.Raw) -> int:
     return int(min(value, _MANY)) if value >= 1 else 1
 
 
-def _why(body: bytes | bytearray, error: Exception) -> str:
+def _why(body: Body | bytearray, error: Exception) -> str:
     """One line without any of the body's text."""
     if not body:
         return "the request has no body; a JSON object is needed"

@@ -25,9 +25,9 @@ _MAX_TELLING: Final = 4
 TELLS_USAGE: Final = b'_tokens":'
 TELLS_DONE: Final = b"[DONE]"
 TELLS_ERROR: Final = b'"error"'
-# Two line ends in a row, each CRLF, LF or CR (WHATWG HTML section 9.2.6). Atomic, so that one CRLF
-# is never taken for two.
-_BOUNDARY = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
+# Two line ends in a row, each CRLF, LF or CR (WHATWG HTML section 9.2.6); one CRLF is never taken for
+# two. Not with an atomic group: then the search looks at each byte by the slow way.
+_BOUNDARY = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r)")
 _DATA = re.compile(rb"(?:^|[\r\n])data: ?([^\r\n]*)")
 
 
@@ -175,9 +175,14 @@ class SseScanner:
         """Join with what was carried; keep the unfinished end for the next read."""
         joined = self._carry + payload
         end = 0
-        # Only the tail can hold the last boundary: the carried part holds none but at its end.
-        for match in _BOUNDARY.finditer(joined, max(0, len(self._carry) - 3)):
-            end = match.end()
+        # The carried part holds no boundary but at its end.
+        start = max(0, len(self._carry) - 3)
+        if joined.find(b"\r", start) < 0:  # a search of bytes is some 50 times as fast
+            found = joined.rfind(b"\n\n", start)
+            end = found + 2 if found >= 0 else 0
+        else:
+            for match in _BOUNDARY.finditer(joined, start):
+                end = match.end()
         self._carry = joined[end:][-MAX_EVENT - _SLACK :]
         return joined[:end] if end <= MAX_EVENT else _without_long(joined[:end])
 

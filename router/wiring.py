@@ -33,6 +33,7 @@ from router.pool_client import PoolClient
 from router.probes import HealthProber
 from router.relay import Relay
 from router.silence import silence_of
+from router.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,10 +108,7 @@ def _line_policy(settings: Settings, terms: Terms | None) -> Policy | None:
 
 
 def first_policy(settings: Settings) -> tuple[Policy, Frontier | None]:
-    """The policy that the settings and the calibration ask for, and the configured line.
-
-    Raises CalibrationError as `read_line` does, and where a rule cannot be made of what is there.
-    """
+    """The policy that settings and calibration ask for, and the line. Raises CalibrationError."""
     loaded = _load(settings)
     terms = loaded[0] if loaded is not None else None
     line = _plain_line(settings) if terms is None else terms.frontier
@@ -151,6 +149,7 @@ def build_relay(
         ),
         cool_down=settings.cool_down,
     )
+    turns = Turns()
     return Relay(
         settings,
         policy=_first(settings, configured, frontier),
@@ -159,11 +158,12 @@ def build_relay(
         calibration=None if loaded is None else _state(settings, *loaded),
         tracker=tracker,
         health=health,
-        pools={role: _pool(settings, role, clock) for role in ROLES},
+        pools={role: _pool(settings, role, clock, turns) for role in ROLES},
         metrics=RelayMetrics(),
         decisions=DecisionLog(clock=clock),
         access_log=AccessLog(writer, call_later=call_later, enabled=settings.access_log),
         keys=load_keys(settings),
+        turns=turns,
         clock=clock,
     )
 
@@ -188,7 +188,9 @@ def _url(settings: Settings, role: Role) -> str:
     return str(settings.speculative if role is Role.SPECULATIVE else settings.baseline)
 
 
-def _pool(settings: Settings, role: Role, clock: Callable[[], float]) -> BackendPool:
+def _pool(
+    settings: Settings, role: Role, clock: Callable[[], float], turns: Turns | None = None
+) -> BackendPool:
     return BackendPool(
         role,
         settings.speculative if role is Role.SPECULATIVE else settings.baseline,
@@ -196,6 +198,7 @@ def _pool(settings: Settings, role: Role, clock: Callable[[], float]) -> Backend
         keep_alive=settings.backend_keep_alive,
         connect_timeout=settings.connect_timeout,
         clock=clock,
+        turns=turns,
     )
 
 
