@@ -95,15 +95,15 @@ def test_latency_delays_and_keeps_the_pace() -> None:
     async def work() -> None:
         async with proxied(Echo()) as proxy, connected(proxy) as streams:
             await ask(streams, b"warm")
-            await proxy.switch(Faults(latency=0.05))
+            await proxy.switch(Faults(latency=0.2))
             began = time.monotonic()
             for _ in range(5):
                 streams[1].write(b"x")
                 await asyncio.sleep(0.02)
             assert await streams[0].readexactly(5) == b"xxxxx"
             took = time.monotonic() - began
-            assert took >= 0.08 + 2 * 0.05 - 0.03
-            assert took < 5 * 2 * 0.05  # what it would take if each waited for the one before
+            assert took >= 0.08 + 2 * 0.2 - 0.03
+            assert took < 5 * 2 * 0.2  # what it would take if each waited for the one before
 
     run(work, 10)
 
