@@ -103,6 +103,14 @@ def as_chunk(data: str) -> bytes:
 
 
 CHUNK: Final = as_chunk(EVENT % ONE_MORE)
+STAMP: Final = b'"@'  # in a token's text: the time of the clock that all processes share follows
+STAMP_SIZE: Final = 18  # its digits, seconds
+STAMPED: Final = 8  # every such token of a stream says when it was sent
+
+
+def stamped(now: float) -> bytes:
+    """A chunk as the others are, that says when it was sent."""
+    return as_chunk(EVENT % ONE_MORE.replace(" a token", f"@{now:0{STAMP_SIZE}.6f}"))
 
 
 @functools.lru_cache
@@ -196,7 +204,7 @@ class Server(asyncio.Protocol):
     def _next(self) -> None:
         if self._left:
             self._left -= 1
-            self._transport.write(CHUNK)
+            self._transport.write(CHUNK if self._left % STAMPED else stamped(time.monotonic()))
             self._wait()
         else:
             self._timer = None

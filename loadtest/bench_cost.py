@@ -61,7 +61,7 @@ class Cost(msgspec.Struct, frozen=True):
 
 
 class Level(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured with so many streams at once. First chunks: microseconds."""
+    """What was measured with so many streams at once. First and later chunks: microseconds."""
 
     streams: int
     interval_ms: int
@@ -71,8 +71,10 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
     waited: float  # the share of time that the proxy was ready and had no core
     first_p50_us: float | None
     first_p99_us: float | None
+    later_p50_us: float | None = None  # from a chunk's sending to its coming
     added_p50_us: float | None = None  # through the proxy minus direct
     added_p99_us: float | None = None
+    later_added_p50_us: float | None = None
 
     @property
     def behind(self) -> bool:

@@ -17,7 +17,7 @@ from typing import Final, cast
 
 import msgspec
 
-from loadtest.bench_backend import LAST_EVENTS, Counts
+from loadtest.bench_backend import LAST_EVENTS, STAMP, STAMP_SIZE, Counts
 from loadtest.bench_cost import Usage
 
 LENGTH: Final = re.compile(rb"\ncontent-length: *(\d+)", re.IGNORECASE)
@@ -69,6 +69,7 @@ class Load:
         self.answers = 0
         self.chunks = 0  # writes of the server: one a token, and one for the end
         self.first: list[tuple[float, float]] = []  # when sent, seconds to the first chunk
+        self.later: list[tuple[float, float]] = []  # when a later chunk came, seconds on its way
         self.errors: Counter[str] = Counter()
         self.pause = pause
         self.random = random.Random(SEED)
@@ -151,6 +152,11 @@ class Streaming(Connection):
                 load.first.append((self.sent, now - self.sent))
         self.events += count
         load.chunks += count
+        stamp = data.find(STAMP)
+        if stamp >= 0:
+            sent = data[stamp + len(STAMP) :][:STAMP_SIZE]
+            if len(sent) == STAMP_SIZE:  # unless the network parted it
+                load.later.append((now, now - float(sent)))
         self._buffer = data[-TAIL:] if len(data) >= TAIL else (self._buffer + data)[-TAIL:]
         if self._buffer.endswith(LAST_CHUNK):
             load.chunks -= LAST_EVENTS - 1
@@ -174,6 +180,7 @@ class Window(msgspec.Struct):
     chunks: int
     used: Usage
     first: list[float]  # seconds from a request to its first chunk, in no order
+    later: list[float]  # seconds from a later chunk's sending to its coming, of some
     errors: Counter[str]
 
 
@@ -204,7 +211,8 @@ async def run_load(
     if stalled:
         load.errors["stalled"] += stalled
     first = [took for sent, took in load.first if began <= sent < ended]
-    return Window(ended - began, answers, chunks, used, first, load.errors)
+    later = [took for came, took in load.later if began <= came < ended]
+    return Window(ended - began, answers, chunks, used, first, later, load.errors)
 
 
 async def _connect(

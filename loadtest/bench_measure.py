@@ -122,6 +122,7 @@ class Bench:
             waited=round(window.used.waited / window.seconds, 3),
             first_p50_us=_us(p50),
             first_p99_us=_us(p99),
+            later_p50_us=_us(percentile(window.later, 0.5)),
         )
         if target.session:
             direct = self._targets[0].row.levels[len(target.row.levels)]
@@ -129,6 +130,7 @@ class Bench:
                 level,
                 added_p50_us=_added(level.first_p50_us, direct.first_p50_us),
                 added_p99_us=_added(level.first_p99_us, direct.first_p99_us),
+                later_added_p50_us=_added(level.later_p50_us, direct.later_p50_us),
             )
         target.row.levels = [*target.row.levels, level]
 

@@ -106,6 +106,7 @@ def _measures(sample: Row) -> list[tuple[str, Pick]]:
     for i in at:
         measures.append(_measure(sample, i, "first chunk +p50, {}, µs", "added_p50_us"))
         measures.append(_measure(sample, i, "first chunk +p99, {}, µs", "added_p99_us"))
+        measures.append(_measure(sample, i, "later chunk +p50, {}, µs", "later_added_p50_us"))
     return [
         *measures,
         ("CPU when idle, ms a second", lambda row: row.idle_ms_s),

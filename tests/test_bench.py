@@ -16,7 +16,16 @@ import uvloop
 
 from loadtest.__main__ import main
 from loadtest.bench import check_platform, failed, run
-from loadtest.bench_backend import ANSWER, CHUNK, Wanted, ending, wanted
+from loadtest.bench_backend import (
+    ANSWER,
+    CHUNK,
+    STAMP,
+    STAMP_SIZE,
+    Wanted,
+    ending,
+    stamped,
+    wanted,
+)
 from loadtest.bench_cost import (
     BARE,
     DIRECT,
@@ -227,6 +236,25 @@ def test_stream_in_pieces() -> None:
         assert (load.answers, load.chunks, len(load.first)) == (1, 3, 1), size
         assert not load.errors
         assert transport.written == [b"request"] * 2
+
+
+def test_a_stamped_chunk_says_when_it_was_sent() -> None:
+    """It is as long as the others to a few bytes, and is left out where the network parts its time."""
+    chunk = stamped(1234.5)
+    assert abs(len(chunk) - len(CHUNK)) < 16
+    answer = HEAD + CHUNK + chunk + ending(2)
+    place = answer.index(STAMP) + len(STAMP)
+    for at in range(0, len(answer), 3):
+        load = Load(b"request", 2)
+        connection, _ = connected(Streaming, load)
+        connection.data_received(answer[:at])
+        connection.data_received(answer[at:])
+        assert (load.answers, load.chunks, load.errors) == (1, 3, {})
+        if place - len(STAMP) < at < place + STAMP_SIZE:
+            assert load.later == []
+        else:
+            ((came, took),) = load.later
+            assert came - took == pytest.approx(1234.5)
 
 
 @pytest.mark.parametrize(
