@@ -91,7 +91,7 @@ async def run(plan: Plan, show: Show, without: Collection[str] = ()) -> Result:
 def check_platform(name: str) -> None:
     """Raise BadParameter where there is no /proc."""
     if name != "linux":
-        raise typer.BadParameter("bench reads /proc and pins cores, so it runs on Linux only")
+        raise typer.BadParameter("it reads /proc and pins cores, so it runs on Linux only")
 
 
 def bench(
