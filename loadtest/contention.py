@@ -19,7 +19,7 @@ import msgspec
 
 from loadtest.importers import read_sweeps
 from loadtest.points import Fact, Sweep
-from loadtest.values import SweepError
+from loadtest.values import ResultsError
 from router.calibration import Contention, Overlap
 from router.curves import Curve, Curves
 from router.load import Role
@@ -39,19 +39,21 @@ class Both(msgspec.Struct, frozen=True):
 
 
 def pair_up(files: Iterable[tuple[str, bytes]]) -> list[Both]:
-    """Pairs of files that belong together. Raises SweepError for one that has no partner."""
+    """Pairs of files that belong together. Raises ResultsError for one that has no partner."""
     runs: dict[tuple[int, int], dict[Role, Sweep]] = {}
     for name, data in files:
         n, m = _levels(data, name)
         for sweep in read_sweeps(data, name):
             if sweep.role is None:
-                raise SweepError(f"{name} does not tell which server it measured")
+                raise ResultsError(f"{name} does not tell which server it measured")
             if sweep.role in runs.setdefault((n, m), {}):
-                raise SweepError(f"{name}: the {sweep.role} server at {n}:{m} is there twice")
+                raise ResultsError(f"{name}: the {sweep.role} server at {n}:{m} is there twice")
             runs[n, m][sweep.role] = sweep
     for (n, m), found in runs.items():
         if len(found) < 2:
-            raise SweepError(f"both servers at {n}:{m}: only the {next(iter(found))} one is there")
+            raise ResultsError(
+                f"both servers at {n}:{m}: only the {next(iter(found))} one is there"
+            )
     return [
         Both(n, m, found[Role.SPECULATIVE], found[Role.BASELINE])
         for (n, m), found in sorted(runs.items())
@@ -65,7 +67,7 @@ def _levels(data: bytes, name: str) -> tuple[int, int]:
         document = {}
     found = _LABEL.search(str(document.get("label", "")))
     if found is None:
-        raise SweepError(
+        raise ResultsError(
             f"{name} is no run of both servers: expected a sweep file with a label like k1@16:48"
         )
     return int(found[1]), int(found[2])

@@ -98,8 +98,8 @@ def fit(
     from loadtest.fit_words import describe
     from loadtest.ruled import with_rule
     from loadtest.service import CurveError
-    from loadtest.sweep_schema import SweepError as OwnSweepError
-    from loadtest.values import SweepError
+    from loadtest.sweep_schema import SweepError
+    from loadtest.values import ResultsError
     from router.calibration import format_calibration
 
     limits_ms = {"--slo-ttft-ms": slo_ttft_ms, "--slo-token-ms": slo_token_ms}
@@ -109,7 +109,7 @@ def fit(
         made = _fitted(baseline, speculative, contention, gpus, objective, limits, command)
         made = made if no_rule else with_rule(made)
         out.write_bytes(format_calibration(made))
-    except (SweepError, OwnSweepError, FitError, CurveError) as error:
+    except (ResultsError, SweepError, FitError, CurveError) as error:
         print(f"loadtest: {error}", file=sys.stderr)
         raise typer.Exit(BAD_VALUE) from error
     except OSError as error:
@@ -129,7 +129,7 @@ def _fitted(
     limits: Sequence[float | None],
     command: str,
 ) -> Calibration:
-    """Read everything and fit. Raises SweepError, FitError, OSError."""
+    """Read everything and fit. Raises ResultsError, SweepError, FitError, OSError."""
     from loadtest.fit import fit as fit_pair
     from loadtest.importers import read_sweeps
     from loadtest.objectives import Slo
@@ -161,7 +161,7 @@ def _both(folder: Path) -> Sequence[Both]:
     from loadtest.calibrate import SWEEP_NAME
     from loadtest.contention import pair_up
     from loadtest.sweep_schema import decode_sweep
-    from loadtest.values import SweepError
+    from loadtest.values import ResultsError
 
     if (folder / BOTH).exists():
         return as_runs(
@@ -169,7 +169,7 @@ def _both(folder: Path) -> Sequence[Both]:
         )
     found = sorted(folder.glob("contention_*.json"))
     if not found:
-        raise SweepError(f"{folder} holds neither contention_*.json nor {BOTH}")
+        raise ResultsError(f"{folder} holds neither contention_*.json nor {BOTH}")
     return pair_up((path.name, path.read_bytes()) for path in found)
 
 

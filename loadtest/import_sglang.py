@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from loadtest.points import Fact, Measured, Sweep
-from loadtest.values import SweepError, at, count, number, positive, seconds, text
+from loadtest.values import ResultsError, at, count, number, positive, seconds, text
 from router.load import Role
 
 # In /server_info -> in a fingerprint. Nothing else of it may get into a file that people share.
@@ -42,7 +42,7 @@ _HELD: Final = 0.8
 
 
 def serving(documents: Sequence[Mapping[str, Any]], name: str) -> list[Sweep]:
-    """One sweep for each load (dataset and lengths) in the file. Raises SweepError."""
+    """One sweep for each load (dataset and lengths) in the file. Raises ResultsError."""
     loads: dict[tuple[tuple[str, Fact], ...], list[Mapping[str, Any]]] = {}
     for document in documents:
         loads.setdefault(tuple(_serving_load(document).items()), []).append(document)
@@ -79,7 +79,7 @@ def _serving_point(document: Mapping[str, Any]) -> Measured:
     level = positive(document, "max_concurrency") or positive(document, "concurrency")
     speed = number(document, "output_throughput")
     if level is None or speed is None:
-        raise SweepError("a run has neither max_concurrency nor concurrency, or no throughput")
+        raise ResultsError("a run has neither max_concurrency nor concurrency, or no throughput")
     return Measured(
         concurrency=level,
         tokens_per_second=speed,
@@ -134,7 +134,7 @@ def _cap(info: Any) -> int | None:
 
 
 def one_batch(documents: Sequence[Mapping[str, Any]], name: str) -> list[Sweep]:
-    """One sweep for each pair of lengths in the file. Raises SweepError."""
+    """One sweep for each pair of lengths in the file. Raises ResultsError."""
     loads: dict[tuple[float | None, float | None], list[Measured]] = {}
     for document in documents:
         lengths = number(document, "input_len"), number(document, "output_len")
@@ -160,7 +160,7 @@ def _batch(document: Mapping[str, Any]) -> Measured:
     batch, latency = positive(document, "batch_size"), positive(document, "latency")
     each = positive(document, "output_len")
     if batch is None or latency is None or each is None:
-        raise SweepError("a line has no batch_size, output_len or latency")
+        raise ResultsError("a line has no batch_size, output_len or latency")
     tokens = positive(document, "total_output_tokens") or batch * each
     first = positive(document, "last_ttft")
     decode = None if first is None or each < 2 else (latency - first) / (each - 1)

@@ -18,11 +18,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from loadtest.points import Fact, Measured, Sweep
-from loadtest.values import SweepError, at, count, number, positive, seconds, text
+from loadtest.values import ResultsError, at, count, number, positive, seconds, text
 
 
 def guidellm(documents: Sequence[Mapping[str, Any]], name: str) -> list[Sweep]:
-    """One sweep for each report. Raises SweepError when it holds no level."""
+    """One sweep for each report. Raises ResultsError when it holds no level."""
     return [_report(document, name) for document in documents]
 
 
@@ -40,7 +40,7 @@ def _report(document: Mapping[str, Any], name: str) -> Sweep:
         else:
             points.append(_guidellm_level(level, run))
     if not points:
-        raise SweepError(
+        raise ResultsError(
             f"no benchmark in it holds a concurrency (there is {', '.join(passed_over) or 'none'}):"
             " run guidellm with --profile concurrent"
         )
@@ -59,7 +59,7 @@ def _guidellm_level(level: float, run: Mapping[str, Any]) -> Measured:
     metrics = run["metrics"]
     speed = number(metrics, "output_tokens_per_second", "successful", "mean")
     if speed is None:
-        raise SweepError("a benchmark has no output_tokens_per_second")
+        raise ResultsError("a benchmark has no output_tokens_per_second")
 
     def ms(metric: str, *path: str) -> float | None:
         return seconds(positive(metrics, metric, "successful", *path))
@@ -98,7 +98,7 @@ def _guidellm_facts(document: Mapping[str, Any]) -> dict[str, Fact]:
 
 
 def aiperf(documents: Sequence[Mapping[str, Any]], name: str) -> list[Sweep]:
-    """One level for each export. Raises SweepError for one that held no concurrency."""
+    """One level for each export. Raises ResultsError for one that held no concurrency."""
     return [
         Sweep(
             name=name,
@@ -118,7 +118,7 @@ def _aiperf_level(document: Mapping[str, Any]) -> Measured:
         if at(phase, "exclude_from_results") is not True:
             level = positive(phase, "concurrency") or level
     if level is None:
-        raise SweepError("the run held no concurrency: run aiperf profile with --concurrency")
+        raise ResultsError("the run held no concurrency: run aiperf profile with --concurrency")
 
     def ms(metric: str, statistic: str) -> float | None:
         return seconds(positive(document, metric, statistic))

@@ -30,7 +30,7 @@ from loadtest.import_sglang import one_batch, serving
 from loadtest.import_tools import aiperf, guidellm
 from loadtest.points import Fact, Measured, Sweep, from_records
 from loadtest.record import RequestRecord
-from loadtest.values import SweepError, at, count, number, positive
+from loadtest.values import ResultsError, at, count, number, positive
 from router.load import Role
 
 Document = Mapping[str, Any]
@@ -43,20 +43,20 @@ EXPECTED: Final = (
 
 
 def read_sweeps(data: bytes, name: str) -> list[Sweep]:
-    """The sweeps in this file. Raises SweepError, in one line that names the file."""
+    """The sweeps in this file. Raises ResultsError, in one line that names the file."""
     documents = _documents(data, name)
     for tells, read in _FORMATS:
         if all(tells(document) for document in documents):
             try:
                 sweeps = read(documents, name)
-            except (SweepError, msgspec.MsgspecError) as error:
-                raise SweepError(f"{name}: {error}") from error
+            except (ResultsError, msgspec.MsgspecError) as error:
+                raise ResultsError(f"{name}: {error}") from error
             if not any(sweep.points for sweep in sweeps):
-                raise SweepError(f"{name} has no level in it")
+                raise ResultsError(f"{name} has no level in it")
             return sweeps
     if any("frontier" in document and "schema" in document for document in documents):
-        raise SweepError(f"{name} is a calibration, which is what a fit makes: {EXPECTED}")
-    raise SweepError(f"{name} is in no known format: {EXPECTED}")
+        raise ResultsError(f"{name} is a calibration, which is what a fit makes: {EXPECTED}")
+    raise ResultsError(f"{name} is in no known format: {EXPECTED}")
 
 
 def _documents(data: bytes, name: str) -> list[Document]:
@@ -64,18 +64,18 @@ def _documents(data: bytes, name: str) -> list[Document]:
     try:
         text = data.decode()
     except UnicodeDecodeError:
-        raise SweepError(f"{name} is not text: {EXPECTED}") from None
+        raise ResultsError(f"{name} is not text: {EXPECTED}") from None
     try:
         found = [json.loads(text)]
     except ValueError:
         try:
             found = [json.loads(line) for line in text.splitlines() if line.strip()]
         except ValueError as error:
-            raise SweepError(f"{name} is not JSON ({error}): {EXPECTED}") from None
+            raise ResultsError(f"{name} is not JSON ({error}): {EXPECTED}") from None
     except RecursionError:
-        raise SweepError(f"{name} is nested too deeply: {EXPECTED}") from None
+        raise ResultsError(f"{name} is nested too deeply: {EXPECTED}") from None
     if not found or not all(isinstance(document, dict) for document in found):
-        raise SweepError(f"{name} holds no JSON objects: {EXPECTED}")
+        raise ResultsError(f"{name} holds no JSON objects: {EXPECTED}")
     return found
 
 
@@ -138,7 +138,7 @@ def _sweep_point(point: Document, name: str) -> Measured:
 
     speed, level = number(point, "out_tok_s"), number(point, "C")
     if speed is None or level is None:
-        raise SweepError(f"{name}: C and out_tok_s are numbers, got {point['C']!r:.40}")
+        raise ResultsError(f"{name}: C and out_tok_s are numbers, got {point['C']!r:.40}")
     return Measured(
         concurrency=level,
         tokens_per_second=speed,

@@ -1,6 +1,6 @@
 """Taking numbers out of documents that other programs wrote: what is not there is None.
 
-Pure. Nothing here raises: a key that is missing, null, of another type, infinite or not a number
+Pure. No reader here raises: a key that is missing, null, of another type, infinite or not a number
 is simply not known.
 """
 
@@ -10,8 +10,12 @@ import math
 from typing import Any
 
 
-class SweepError(ValueError):
-    """A file that is no sweep; the text is one line, names the file and says what was expected."""
+class ResultsError(ValueError):
+    """Results that hold no sweep, or lack a partner; one line that names the file and what was expected.
+
+    What may be read from any program is refused with this; `sweep_schema.SweepError` is what our own
+    sweep refuses to do, and our own file that cannot be read.
+    """
 
 
 def at(document: Any, *path: str) -> Any:

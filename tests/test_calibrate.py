@@ -144,21 +144,21 @@ def test_an_open_loop_holds_no_concurrency_and_is_left_out() -> None:
     """Points of an offered rate are no levels; a file with nothing else is refused."""
     import msgspec
 
-    from loadtest.values import SweepError as NoSweep
+    from loadtest.values import ResultsError
 
     open_loop = sweep(points=(point(BASE, 1, None, rate=3.0), point(BASE, 1, 4)))
     (found,) = read_sweeps(msgspec.json.encode(open_loop), "sweep.json")
     assert [p.concurrency for p in found.points] == [4]
     empty = sweep(points=(point(BASE, 1, None, rate=3.0),))
-    with pytest.raises(NoSweep, match="has no level in it"):
+    with pytest.raises(ResultsError, match="has no level in it"):
         read_sweeps(msgspec.json.encode(empty), "sweep.json")
 
 
 def test_a_damaged_sweep_is_refused_in_one_line() -> None:
     """A file with the right schema and the wrong fields names the file and the place."""
-    from loadtest.values import SweepError as NoSweep
+    from loadtest.values import ResultsError
 
-    with pytest.raises(NoSweep, match=r"^sweep\.json: .*created"):
+    with pytest.raises(ResultsError, match=r"^sweep\.json: .*created"):
         read_sweeps(json.dumps({"schema": SCHEMA}).encode(), "sweep.json")
 
 

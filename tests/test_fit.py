@@ -20,7 +20,7 @@ from loadtest.fit_words import describe
 from loadtest.importers import read_sweeps
 from loadtest.objectives import Slo
 from loadtest.points import Measured, Sweep
-from loadtest.values import SweepError
+from loadtest.values import ResultsError
 from router.calibration import Calibration, format_calibration, parse_calibration
 from router.curves import Number
 from router.frontier import Frontier
@@ -428,16 +428,16 @@ def test_a_run_of_both_without_its_partner_is_refused() -> None:
     """Half of a contention run, a file without a label or the same twice say nothing."""
     name = "contention_k1-8_base-8.k1.json"
     half = (DATA / "contention" / name).read_bytes()
-    with pytest.raises(SweepError, match="both servers at 8:8: only the speculative one"):
+    with pytest.raises(ResultsError, match="both servers at 8:8: only the speculative one"):
         pair_up([(name, half)])
-    with pytest.raises(SweepError, match="is there twice"):
+    with pytest.raises(ResultsError, match="is there twice"):
         pair_up([(name, half), ("again.json", half)])
-    with pytest.raises(SweepError, match="no run of both servers"):
+    with pytest.raises(ResultsError, match="no run of both servers"):
         pair_up([("base.json", (DATA / "base.json").read_bytes())])
-    with pytest.raises(SweepError, match="no run of both servers"):
+    with pytest.raises(ResultsError, match="no run of both servers"):
         pair_up([("x", b"\xff")])
     blank = json.dumps({"label": "x@8:8", "points": [{"C": 8, "out_tok_s": 5}]}).encode()
-    with pytest.raises(SweepError, match="does not tell which server"):
+    with pytest.raises(ResultsError, match="does not tell which server"):
         pair_up([("x", blank)])
 
 

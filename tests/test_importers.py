@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from loadtest.importers import EXPECTED, read_sweeps
 from loadtest.points import Measured, Sweep, from_records, usable
 from loadtest.record import RequestRecord
-from loadtest.values import SweepError
+from loadtest.values import ResultsError
 from router.load import Role
 
 DATA = Path(__file__).parent / "data"
@@ -83,7 +83,7 @@ def test_an_open_load_of_sglang_serving() -> None:
     assert opened.remarks == ("open load, mean concurrency 11.8",)
     (ramp,) = read_sweeps(serving(max_concurrency=32, concurrency=20.0), "x")
     assert "only 20.0 on average" in ramp.remarks[0]
-    with pytest.raises(SweepError, match="neither max_concurrency nor concurrency"):
+    with pytest.raises(ResultsError, match="neither max_concurrency nor concurrency"):
         read_sweeps(serving(max_concurrency=None), "x")
 
 
@@ -115,7 +115,7 @@ def test_one_batch_with_requests_that_stopped_early() -> None:
             "output_throughput": 1.0, "total_output_tokens": 300}  # fmt: skip
     (found,) = read_sweeps(json.dumps(line).encode(), "x")
     assert found.points[0].tokens_per_second == 150
-    with pytest.raises(SweepError, match="no batch_size, output_len or latency"):
+    with pytest.raises(ResultsError, match="no batch_size, output_len or latency"):
         read_sweeps(json.dumps(line | {"latency": -1}).encode(), "x")
 
 
@@ -139,11 +139,11 @@ def test_guidellm_without_a_level() -> None:
     """A sweep by rate has no concurrency: that is said, with what to run instead."""
     report = json.loads((DATA / "imports" / "guidellm-baseline.json").read_bytes())
     report["benchmarks"] = report["benchmarks"][-1:]
-    with pytest.raises(SweepError, match=r"there is constant\): run guidellm with --profile"):
+    with pytest.raises(ResultsError, match=r"there is constant\): run guidellm with --profile"):
         read_sweeps(json.dumps(report).encode(), "x")
     older = {"benchmarks": [{"args": {"strategy": {"type_": "concurrent", "streams": 4}},
                              "metrics": {}}]}  # fmt: skip
-    with pytest.raises(SweepError, match="no output_tokens_per_second"):
+    with pytest.raises(ResultsError, match="no output_tokens_per_second"):
         read_sweeps(json.dumps(older).encode(), "x")
 
 
@@ -168,7 +168,7 @@ def test_older_aiperf() -> None:
     assert (found.points[0].concurrency, found.facts["model"]) == (100, "gpt-oss")
     assert found.remarks == ("the run was cancelled",)
     older["input_config"] = {}
-    with pytest.raises(SweepError, match="x: the run held no concurrency"):
+    with pytest.raises(ResultsError, match="x: the run held no concurrency"):
         read_sweeps(json.dumps(older).encode(), "x")
 
 
@@ -251,7 +251,7 @@ def test_records_with_errors_and_without_levels() -> None:
 )  # fmt: skip
 def test_an_unknown_file_is_refused_in_one_line(data: bytes, why: str) -> None:
     """What is no sweep is refused with the file's name, and what was expected in its place."""
-    with pytest.raises(SweepError, match=why) as caught:
+    with pytest.raises(ResultsError, match=why) as caught:
         read_sweeps(data, "file.x")
     assert "file.x" in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -284,7 +284,7 @@ def test_no_document_breaks_the_reader(document: Any) -> None:
     """Whatever JSON a file holds, it is sweeps or refused: nothing between."""
     try:
         found = read_sweeps(json.dumps(document).encode(), "x")
-    except SweepError:
+    except ResultsError:
         return
     assert all(point.concurrency is not None for sweep in found for point in sweep.points)
 
@@ -333,5 +333,5 @@ def test_a_value_of_another_kind_breaks_no_reader(name: str, data: st.DataObject
         holder = holder[key]
     holder[last] = data.draw(json_values)
     raw = "\n".join(json.dumps(document) for document in documents).encode()
-    with contextlib.suppress(SweepError):
+    with contextlib.suppress(ResultsError):
         read_sweeps(raw, name)
