@@ -37,6 +37,8 @@ from router.policy import Policy
 
 Kind = Literal["single", "control", "plain", "rule"]
 Gpus = Literal[1, 2]
+# Of the answers of a sweep, in the mean, where nothing says how long they were.
+OUTPUT_TOKENS: Final = 128
 TELEMETRY_S: Final = 0.2  # how often the router polls by default
 
 
@@ -143,7 +145,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     gpus: Gpus
     adaptive: ServiceCurve | None = None
     prompt_tokens: int = 256  # of the sweep that the rules know the servers by
-    output_tokens: int = 128
+    output_tokens: int = OUTPUT_TOKENS
     cache_tokens: float = 0.0  # of each server's prefix cache
 
     @property

@@ -16,7 +16,7 @@ from loadtest.arms import (
     read_trace_file,
     shipped_trace,
 )
-from loadtest.compare import Gpus, Load, Outcome, Pair, advice, arrangements, play
+from loadtest.compare import OUTPUT_TOKENS, Gpus, Load, Outcome, Pair, advice, arrangements, play
 from loadtest.compare_report import PlotError, draw, show
 from loadtest.curve_files import read_curve
 from loadtest.own_prompts import Talks, for_prompts, own_prompts_pair
@@ -24,6 +24,7 @@ from loadtest.ruled import levels_of, overlaps_of
 from loadtest.service import CurveError, ServiceCurve
 from loadtest.simulator_contention import H200, Contention
 from loadtest.simulator_load import Row, day, steps
+from router.calibrated import known_of
 from router.calibration import Calibration, CalibrationError, parse_calibration
 from router.load import Role
 
@@ -206,6 +207,7 @@ def _calibrated(path: Path, gpus: Gpus) -> Pair:
         contention=overlaps_of(found),
         gpus=gpus,
         prompt_tokens=0,
+        output_tokens=round(known_of(found).get("output_tokens", OUTPUT_TOKENS)),
     )
 
 

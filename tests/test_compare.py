@@ -37,7 +37,7 @@ from loadtest.compare import (
     singles,
 )
 from loadtest.compare_report import show
-from loadtest.compare_run import Given, run_compare
+from loadtest.compare_run import Given, read_pair, run_compare
 from loadtest.own_prompts import Talks, own_prompts_pair
 from loadtest.policy_table_text import table_text
 from loadtest.rules_tried import OfferedLoadPolicy, RegretPolicy, SchedulePolicy, cheapest
@@ -366,6 +366,25 @@ def test_the_command_compares_a_calibration(tmp_path: Path) -> None:
     result = run("--calibration", str(path), "--scale", "0.5", "--seconds", "40")
     assert result.exit_code == 0, result.output
     assert "forecast" in result.output
+
+
+@pytest.mark.parametrize(("said", "tokens"), [({"output_tokens": "100-300"}, 200), ({}, 128)])
+def test_the_forecast_knows_the_length_of_the_calibration(
+    tmp_path: Path, said: dict[str, str], tokens: int
+) -> None:
+    """It is told what its sweep asked for, as the router tells it, and 128 where nothing is said."""
+    points = {
+        name: {"points": [{"concurrency": c, "tokens_per_second": r} for c, r, *_ in levels]}
+        for name, levels in (("speculative", FAST), ("baseline", WIDE))
+    }
+    body = {"schema": "crossover.calibration/1", "frontier": {"threshold": 12}, "curves": points}
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps(body | {"fingerprint": said}))
+    given = Given(
+        curves=None, calibration=path, arm=None, trace=None, scale=1.0, low=0.5, shape="steady",
+        seconds=40.0, judged_after=None, gpus=1, plot=None,
+    )  # fmt: skip
+    assert read_pair(given, []).parameters["output_tokens"] == tokens
 
 
 @pytest.mark.parametrize(
