@@ -20,8 +20,6 @@ from typing import Final, NamedTuple
 import msgspec
 
 from loadtest.service import CurveError, ServiceCurve, Sweep, rising
-from loadtest.simulator import PairModel, ServerModel
-from loadtest.simulator_contention import H200, SEPARATE
 from loadtest.simulator_load import Row
 
 TRACE: Final = "azure-llm-2023/conv-10min.csv"
@@ -112,16 +110,6 @@ def arm_curves(name: str) -> tuple[ServiceCurve, ServiceCurve]:
     if arm.acceptance is not None:
         speculative = speculative.accepting(arm.acceptance)
     return speculative, sweep_curve(_BASELINE)
-
-
-def arm_pair(name: str, gpus: int = 1) -> PairModel:
-    """An arm as a pair on one GPU, with the contention measured there, or on two."""
-    speculative, baseline = arm_curves(name)
-    return PairModel(
-        speculative=ServerModel(curve=speculative),
-        baseline=ServerModel(curve=baseline),
-        contention=H200 if gpus == 1 else SEPARATE,
-    )
 
 
 def shipped_trace() -> list[Row]:

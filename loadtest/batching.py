@@ -79,7 +79,6 @@ class Emission(NamedTuple):
 class Counters(msgspec.Struct, kw_only=True):
     """Totals since the start, and what is inside now."""
 
-    submitted: int = 0
     refused: int = 0  # the queue was full
     finished: int = 0
     aborted: int = 0
@@ -174,7 +173,6 @@ class ContinuousBatch:
         sequence = Sequence(self._next_key, prompt_tokens, output_tokens, credit, cached)
         self._waiting.append(sequence)
         self._by_key[sequence.key] = sequence
-        self._total.submitted += 1
         return sequence
 
     def abort(self, key: int) -> bool:

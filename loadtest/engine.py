@@ -74,10 +74,6 @@ class RunningEngine:
         """Open connections, idle ones included."""
         return len(self._state.connections)
 
-    def seen_at(self, path: str) -> list[Seen]:
-        """The requests received for one path, oldest first."""
-        return [seen for seen in self.server.seen if seen.path == path]
-
     async def start(self) -> None:
         """Listen and serve."""
         config = uvicorn.Config(

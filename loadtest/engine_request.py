@@ -16,8 +16,6 @@ from loadtest.engine_messages import Tool, forced_call, message_problems, messag
 from loadtest.engine_text import Answer, count_tokens, draw
 from loadtest.engine_validation import Fields
 
-CHAT: Final = "/v1/chat/completions"
-COMPLETIONS: Final = "/v1/completions"
 # What SGLang generates when nothing is asked for: OpenAI's 16 for completions, 128 natively.
 COMPLETION_TOKENS: Final = 16
 NATIVE_TOKENS: Final = 128

@@ -118,22 +118,6 @@ def trace_calls(
             yield Call(now, row.prompt, row.output)
 
 
-def poisson_calls(
-    rate: float | Callable[[float], float],
-    seconds: float,
-    sizes: Iterator[Size],
-    chance: random.Random,
-) -> Iterator[Call]:
-    """Arrivals without memory, `rate` a second, which may change with the time."""
-    now = 0.0
-    while True:
-        now += chance.expovariate(rate(now) if callable(rate) else rate)
-        if now >= seconds:
-            return
-        size = next(sizes)
-        yield Call(now, size.prompt, size.output)
-
-
 def conversation_calls(
     calls: Iterator[Call], chance: random.Random, *, turns: float, think_s: float, share: float
 ) -> Iterator[Call]:
@@ -149,12 +133,6 @@ def conversation_calls(
             words = max(1, round(call.prompt * share))
             later.append(Turn(chance.expovariate(1.0 / think_s), words, call.output))
         yield call._replace(conversation=key, then=tuple(later))
-
-
-def uniform_sizes(prompt: int, low: int, high: int, chance: random.Random) -> Iterator[Size]:
-    """A sweep's sizes: a fixed prompt, outputs uniform from `low` to `high`."""
-    while True:
-        yield Size(prompt, chance.randint(low, high))
 
 
 def steps(levels: Sequence[float], seconds_each: float) -> Callable[[float], float]:

@@ -60,17 +60,15 @@ class CurveDrift:
 
         Straight between the points on logarithmic scales, and level beyond the ends.
         """
-        return math.exp(self._log_promised(math.log(level)))
-
-    def _log_promised(self, at: float) -> float:
+        at = math.log(level)
         right = bisect_left(self._at, at)
         if right == 0:
-            return self._speed[0]
+            return math.exp(self._speed[0])
         if right == len(self._at):
-            return self._speed[-1]
+            return math.exp(self._speed[-1])
         left = right - 1
         share = (at - self._at[left]) / (self._at[right] - self._at[left])
-        return self._speed[left] + share * (self._speed[right] - self._speed[left])
+        return math.exp(self._speed[left] + share * (self._speed[right] - self._speed[left]))
 
     def observe(self, level: float, tokens: int, seconds: float) -> None:
         """One request that ran in such company. Levels beyond the curve are not compared."""
@@ -80,7 +78,7 @@ class CurveDrift:
         right = min(bisect_left(self._at, at), len(self._at) - 1)
         left = max(right - 1, 0)
         near = left if at - self._at[left] < self._at[right] - at else right
-        self._levels[near].add(math.log(tokens / seconds) - self._log_promised(at))
+        self._levels[near].add(math.log(tokens / seconds / self.promised(level)))
         self.count += 1
 
     @property

@@ -153,7 +153,9 @@ async def test_three_policies_at_two_loads(tmp_path: Path) -> None:
         assert policy_of(found.stack) == before
         assert found.stack.in_flight() == (0, 0)
         bodies = {
-            engine.config.role: [json.loads(s.body) for s in engine.seen_at("/v1/chat/completions")]
+            engine.config.role: [
+                json.loads(s.body) for s in engine.seen if s.path == "/v1/chat/completions"
+            ]
             for engine in (found.spec, found.base)
         }
     assert [at for _, at, _ in notes.begun] == [2, 3, 4, 5]

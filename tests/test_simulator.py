@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtest.arms import arm_pair, levels_of, shipped_trace
+from loadtest.arms import arm_curves, levels_of, shipped_trace
 from loadtest.arrivals import ClosedLoop, Ramp
 from loadtest.batching import ContinuousBatch
 from loadtest.service import ServiceCurve
 from loadtest.simulator import PairModel, Run, ServerModel, Simulation
-from loadtest.simulator_contention import SEPARATE, Contention, Overlap
+from loadtest.simulator_contention import H200, SEPARATE, Contention, Overlap
 from loadtest.simulator_load import (
     Acceptance,
     Call,
@@ -27,10 +27,8 @@ from loadtest.simulator_load import (
     Turn,
     conversation_calls,
     day,
-    poisson_calls,
     steps,
     trace_calls,
-    uniform_sizes,
 )
 from router.load import Role
 from router.policies import make_policy
@@ -54,6 +52,27 @@ def pair(
         baseline=ServerModel(curve=base or spec),
         contention=contention,
     )
+
+
+def arm_pair(name: str) -> PairModel:
+    """A measured arm on one GPU."""
+    return pair(*arm_curves(name), H200)
+
+
+def poisson_calls(
+    rate: float, seconds: float, sizes: Iterator[Size], chance: random.Random
+) -> Iterator[Call]:
+    """Arrivals without memory, `rate` a second."""
+    now = chance.expovariate(rate)
+    while now < seconds:
+        yield Call(now, *next(sizes))
+        now += chance.expovariate(rate)
+
+
+def uniform_sizes(prompt: int, low: int, high: int, chance: random.Random) -> Iterator[Size]:
+    """A fixed prompt, outputs uniform from `low` to `high`, as a sweep has them."""
+    while True:
+        yield Size(prompt, chance.randint(low, high))
 
 
 def waits(run: Run) -> list[float]:
