@@ -2,8 +2,8 @@
 
 Measured like a level of a sweep, on both servers at the same time: the windows open when both are
 warm. Only the time in which both were open counts, since a server whose partner has stopped is alone
-again. What is measured
-is kept in `both.json` beside the sweep, so a run that was stopped goes on.
+again. What is measured is kept in `both.json` beside the sweep, so a run that was stopped goes on.
+What the figures mean for the line is not asked here (`contention`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import msgspec
 
 from loadtest.contention import Both
 from loadtest.import_own import sweeps_of
+from loadtest.on_disk import replace_document
 from loadtest.points import Measured
 from loadtest.points import Sweep as Level
 from loadtest.sweep import Asker, Target
@@ -88,7 +89,7 @@ class BothAtOnce:
                 tell(f"left out: {error}")  # hours of sweeps do not hang on one pair of levels
                 continue
             self.found = (*self.found, measured)
-            self._path.write_bytes(msgspec.json.format(msgspec.json.encode(self.found), indent=1))
+            replace_document(self._path, self.found)
         return self.found
 
     async def _pair(self, number: int, n: int, m: int) -> Overlapped:

@@ -8,7 +8,7 @@ from the first class; the others say how far it moves with longer prompts.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,8 +21,8 @@ from loadtest.fit import Gpus, fit
 from loadtest.import_own import sweeps_of
 from loadtest.objectives import Objective, Slo
 from loadtest.points import Sweep as Measured
+from loadtest.progress import Lines
 from loadtest.ruled import with_rule
-from loadtest.sweep import Show
 from loadtest.sweep_level import Instruments
 from loadtest.sweep_run import Options, prepared
 from loadtest.sweep_schema import Pace, Plan, Sweep
@@ -64,8 +64,7 @@ class Class(msgspec.Struct, frozen=True):
 
 async def calibrate(
     wanted: Wanted,
-    show: Show,
-    tell: Callable[[str], None],
+    show: Lines,
     *,
     instruments: Instruments | None = None,
 ) -> Calibration:
@@ -73,17 +72,16 @@ async def calibrate(
     sizes: Sequence[int | None] = wanted.input_tokens if wanted.prompts is None else (None,)
     classes = []
     for at, size in enumerate(sizes):
-        tell(f"prompts of about {size} tokens" if size is not None else "the prompts given")
-        classes.append(await _measure(wanted, size, show, tell, instruments, overlaps=at == 0))
-    tell("fitting, and trying the rules on the curves")
+        show.say(f"prompts of about {size} tokens" if size is not None else "the prompts given")
+        classes.append(await _measure(wanted, size, show, instruments, overlaps=at == 0))
+    show.say("fitting, and trying the rules on the curves")
     return fitted(wanted, classes)
 
 
 async def _measure(
     wanted: Wanted,
     size: int | None,
-    show: Show,
-    tell: Callable[[str], None],
+    show: Lines,
     instruments: Instruments | None,
     *,
     overlaps: bool,
@@ -108,7 +106,7 @@ async def _measure(
         found: tuple[Overlapped, ...] = ()
         if overlaps and wanted.overlaps:
             both = BothAtOnce(options.out, ready.targets, ready.asker, wanted.pace, ready.tools)
-            found = await both.run(pairs_of(wanted.plan.levels), tell)
+            found = await both.run(pairs_of(wanted.plan.levels), show.say)
     return Class(size, sweep, found)
 
 

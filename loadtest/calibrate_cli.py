@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,11 +19,11 @@ from loadtest.sweep_cli import (
     levels_in,
     pace_of,
     say_stopped,
+    until_told,
 )
 
 if TYPE_CHECKING:
     from loadtest.calibrate import Wanted
-    from router.calibration import Calibration
 
 
 Url = Annotated[str, typer.Option(help="Base URL of this server.")]
@@ -161,21 +160,21 @@ def _run(wanted: Wanted, out: Path) -> int:
     import uvloop
     from rich.console import Console
 
+    from loadtest.calibrate import calibrate as measure
     from loadtest.conditions import FitError
     from loadtest.fit_words import describe
+    from loadtest.progress import shown
     from loadtest.prompts import PromptError
     from loadtest.service import CurveError
     from loadtest.sweep_schema import ServerFailedError, SweepError
-    from loadtest.sweep_view import shown
     from router.calibration import format_calibration
 
-    console = Console(stderr=True)
     try:
         with (
-            shown(console) as show,
+            shown(Console(stderr=True)) as show,
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
-            found = runner.run(_until_told(wanted, show, console))
+            found = runner.run(until_told(measure(wanted, show)))
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_bytes(format_calibration(found))
     except (ServerFailedError, FitError, CurveError) as error:
@@ -194,28 +193,6 @@ def _run(wanted: Wanted, out: Path) -> int:
     for line in [*said, f"written: {out}", verdict]:
         print(line)
     return OK
-
-
-async def _until_told(wanted: Wanted, show: object, console: object) -> Calibration:
-    """The calibration, ended by SIGTERM as by Ctrl-C."""
-    from typing import cast
-
-    from rich.console import Console
-
-    from loadtest.calibrate import calibrate as measure
-    from loadtest.sweep import Show
-
-    task, loop = asyncio.current_task(), asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, lambda: task and task.cancel())
-    say = cast(Console, console)
-    try:
-        return await measure(
-            wanted,
-            cast(Show, show),
-            lambda text: say.print(text, markup=False, highlight=False, soft_wrap=True),
-        )
-    finally:
-        loop.remove_signal_handler(signal.SIGTERM)
 
 
 def _sizes(text: str) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ import msgspec
 from loadtest.live_files import LiveDirectory, Loan
 from loadtest.live_router import Policy, RouterAdmin, Status
 from loadtest.live_schema import Change, LiveError, LiveFailedError
-from loadtest.live_view import Lines
+from loadtest.progress import Lines
 from loadtest.sweep_level import Instruments
 
 # Two looks in a row that find the servers idle, this far apart: longer than one poll of the router.

@@ -1,89 +1,47 @@
-"""`loadtest compare --live`: checks what was typed, runs it, and turns its end into an exit code.
+"""`loadtest compare --live`: checks what was typed, has it run, and prints what came out.
 
-The router's policy is put back before the process ends, also after SIGINT (Ctrl-C), SIGTERM and
-SIGHUP; a second signal does not hurry it, since a router that is left behind decides wrongly for
-everybody.
+How it ends, and with which exit code, is `live_process`'s.
 """
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
-import signal
 import sys
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import typer
-import uvloop
 from rich.console import Console
 
-from loadtest.exit_codes import BAD_VALUE, FAILED, OK
+from loadtest.exit_codes import OK
 from loadtest.live_load import Wanted
+from loadtest.live_process import run_borrowing
 from loadtest.live_router import ADMIN_KEY_ENV
 from loadtest.live_run import Options, run_live
 from loadtest.live_schema import (
     KINDS,
-    LiveError,
-    LiveFailedError,
     Offered,
 )
-from loadtest.live_view import WIDTH, Lines, report, shown
-from loadtest.prompts import PromptError
+from loadtest.live_view import WIDTH, report
 from loadtest.sweep_cli import OUTPUT_TOKENS, POLL_S, command_given
 from loadtest.sweep_probe import KEY_ENV
-from loadtest.sweep_schema import Pace, ServerFailedError, SweepError
+from loadtest.sweep_schema import Pace
 
 LOADS: Final = "8,32,64"
 SECONDS: Final = 60.0
 MOST_TIMES: Final = 3  # --seconds, if answers are few
 MOST_WARM_UP_S: Final = 120.0
-Given = TypeVar("Given")
-SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class Ending:
-    """What a signal does: the first one cancels the comparison, later ones change nothing."""
-
-    def __init__(self, show: Lines) -> None:
-        self.number: signal.Signals | None = None
-        self._show = show
-
-    def __call__(self, number: signal.Signals, task: asyncio.Task[Any] | None) -> None:
-        """Handle a signal."""
-        if self.number is not None or task is None:
-            return
-        self.number = number
-        self._show.say("Stopping; the router's policy is put back first.")
-        task.cancel()
 
 
 def live(given: Mapping[str, Any]) -> int:
     """Run it; the exit code. `given` is the command line by the names of `compare`'s parameters.
 
-    Raises typer.BadParameter.
+    Raises typer.BadParameter, and typer.Exit for another end than the usual one.
     """
     options = read(given)
-    ending: Ending | None = None
-    try:
-        with (
-            shown(Console(stderr=True)) as show,
-            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-        ):
-            ending = Ending(show)
-            found = runner.run(until_told(run_live(options, show), ending))
-    except (LiveFailedError, ServerFailedError) as error:
-        return _say(error, FAILED)
-    except (LiveError, SweepError, PromptError) as error:
-        return _say(error, BAD_VALUE)
-    except asyncio.CancelledError:
-        if ending is None or ending.number is None:
-            raise
-        words = "Stopped; the router decides as before. The same command goes on from here."
-        print(words, file=sys.stderr)
-        return 128 + ending.number
+    found = run_borrowing("compare", lambda show: run_live(options, show))
     Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False).print(report(found))
     print(f"Written to {options.out}")
     return OK
@@ -128,25 +86,6 @@ def read(given: Mapping[str, Any]) -> Options:
         calibration=given["calibration"],
         command=command_given(),
     )
-
-
-async def until_told(work: Coroutine[Any, Any, Given], ending: Ending) -> Given:
-    """What this work gives; a signal ends it in order."""
-    task, loop = asyncio.current_task(), asyncio.get_running_loop()
-    # What whoever started us wants ignored (nohup does) stays so.
-    heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    for number in heard:
-        loop.add_signal_handler(number, ending, number, task)
-    try:
-        return await work
-    finally:
-        for number in heard:
-            loop.remove_signal_handler(number)
-
-
-def _say(error: Exception, code: int) -> int:
-    print(f"loadtest compare: {error}", file=sys.stderr)
-    return code
 
 
 def _policies(text: str) -> tuple[str, ...]:

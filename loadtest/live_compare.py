@@ -10,7 +10,7 @@ Each cell is on disk before the next begins.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -30,10 +30,12 @@ from loadtest.live_schema import (
     resumed,
 )
 from loadtest.live_summary import Passed, advise, ms_per_token, outcome
+from loadtest.live_view import line, summary_text
+from loadtest.progress import Lines
 from loadtest.prompts import Place, mark
 from loadtest.record import RequestRecord
 from loadtest.sweep import Asker
-from loadtest.sweep_level import Client, Instruments, LevelRun, Progress
+from loadtest.sweep_level import Client, Instruments, LevelRun
 from loadtest.sweep_level import Outcome as Measured
 from loadtest.sweep_schema import Server
 from loadtest.sweep_turns import Step
@@ -41,22 +43,6 @@ from loadtest.sweep_turns import Turn as Asking
 
 # Tokens of the requests that only see whether all is well.
 CHECK_TOKENS: Final = 4
-
-
-class Show(Protocol):
-    """Is told how it goes."""
-
-    def begins(self, turn: Turn, done: int, of: int) -> None:
-        """This one is next; so many of so many are done."""
-        ...
-
-    def goes(self, progress: Progress) -> None:
-        """How far it is."""
-        ...
-
-    def ended(self, turn: Turn, comparison: Comparison) -> None:
-        """What it gave is in there."""
-        ...
 
 
 class Load(NamedTuple):
@@ -90,8 +76,7 @@ class LiveComparison:
         comparison: Comparison,
         loads: Mapping[str, Load],
         tools: Tools,
-        show: Show,
-        render: Callable[[Comparison], str],
+        show: Lines,
     ) -> None:
         """`comparison` holds the conditions; its cells are read from the directory.
 
@@ -102,7 +87,6 @@ class LiveComparison:
         self._loads = loads
         self._tools = tools
         self._show = show
-        self._render = render
         self._comparison = resumed(directory.read(), comparison)
         self._keep(self._comparison.cells)
 
@@ -115,10 +99,10 @@ class LiveComparison:
         if left:
             await self._check()
         for at, turn in enumerate(left):
-            self._show.begins(turn, len(turns) - len(left) + at, len(turns))
+            self._show.begins(turn.title, len(turns) - len(left) + at, len(turns))
             cell = await self._measure(turn)
             self._keep((*self._comparison.cells, cell))
-            self._show.ended(turn, self._comparison)
+            self._show.ended(turn.title, line(turn, self._comparison))
         return self._comparison
 
     def _change(self, policy: str) -> Change:
@@ -206,7 +190,7 @@ class LiveComparison:
         for load in wanted.loads:
             for policy in wanted.policies:
                 passes = [
-                    Passed(cell, self._directory.records(cell))
+                    Passed(cell, self._directory.records(cell.run))
                     for cell in cells
                     if (cell.policy, cell.load) == (policy, load.name)
                 ]
@@ -214,7 +198,7 @@ class LiveComparison:
                     outcomes.append(outcome(policy, load.name, passes))
         found = msgspec.structs.replace(wanted, cells=cells, outcomes=tuple(outcomes))
         self._comparison = msgspec.structs.replace(found, advice=advise(found))
-        self._directory.write(self._comparison, self._render(self._comparison))
+        self._directory.write(self._comparison, summary_text(self._comparison))
 
 
 def _failed(records: Sequence[RequestRecord]) -> list[RequestRecord]:
@@ -224,7 +208,7 @@ def _failed(records: Sequence[RequestRecord]) -> list[RequestRecord]:
 def _refuse(turn: Turn, found: Measured) -> None:
     """Raise LiveError for a cell that says nothing."""
     failed = _failed(found.records)
-    what = f"{turn.policy}, pass {turn.number}, {turn.load}"
+    what = turn.title
     if len(failed) >= MOST_FAILURES or (failed and len(failed) == len(found.records)):
         raise LiveFailedError(
             f"{len(failed)} requests failed ({what}), the first with: {failed[0].error}. Mend it and"

@@ -20,10 +20,9 @@ from typing import Final, Self
 
 import msgspec
 
-from loadtest.live_schema import Cell, Change, Comparison, LiveError, decode_comparison
-from loadtest.locked import locked
-from loadtest.record import RecordError, RequestRecord, read_records
-from loadtest.sweep_files import replace_file
+from loadtest.live_schema import Change, Comparison, LiveError, decode_comparison
+from loadtest.on_disk import locked, replace_document, replace_file
+from loadtest.record import RecordError, RequestRecord, encode_records, read_records
 
 COMPARISON: Final = "compare.json"
 SUMMARY: Final = "summary.txt"
@@ -60,24 +59,23 @@ class LiveDirectory:
             return None
         except OSError as error:
             raise LiveError(f"{path} cannot be read: {error.strerror}") from error
-        whole = tuple(cell for cell in found.cells if len(self.records(cell)) == cell.records)
+        whole = tuple(cell for cell in found.cells if len(self.records(cell.run)) == cell.records)
         return msgspec.structs.replace(found, cells=whole)
 
-    def records(self, cell: Cell) -> list[RequestRecord]:
-        """The records of a cell; none when they cannot be read."""
+    def records(self, run: str) -> list[RequestRecord]:
+        """The records of a run; none when they cannot be read."""
         try:
-            return list(read_records(self._records(cell.run)))
+            return list(read_records(self._records(run)))
         except (OSError, RecordError):
             return []
 
     def add(self, run: str, records: Sequence[RequestRecord]) -> None:
-        """Keep the records of a cell."""
-        replace_file(self._records(run), msgspec.json.Encoder().encode_lines(list(records)))
+        """Keep the records of a run."""
+        replace_file(self._records(run), encode_records(records))
 
     def write(self, comparison: Comparison, summary: str) -> None:
         """Replace what is said of the whole."""
-        data = msgspec.json.format(msgspec.json.encode(comparison), indent=1)
-        replace_file(self.path / COMPARISON, data + b"\n")
+        replace_document(self.path / COMPARISON, comparison)
         replace_file(self.path / SUMMARY, summary.encode())
 
     def lend(self, loan: Loan) -> None:

@@ -17,7 +17,8 @@ from loadtest.live_files import PICTURE, LiveDirectory
 from loadtest.live_load import Asking, Wanted
 from loadtest.live_router import RouterAdmin
 from loadtest.live_schema import Change, Comparison, Conditions
-from loadtest.live_view import Lines, draw, summary_text
+from loadtest.live_view import draw
+from loadtest.progress import Lines
 from loadtest.sweep_level import Instruments
 from loadtest.sweep_probe import ServerProbe
 from loadtest.sweep_run import real_instruments
@@ -136,7 +137,7 @@ def make(
         idle_s=options.idle_s,
         salt=secrets.token_hex(3),
     )
-    return LiveComparison(directory, hand, wanted, loads, parts, show, summary_text)
+    return LiveComparison(directory, hand, wanted, loads, parts, show)
 
 
 def now() -> str:

@@ -89,6 +89,11 @@ class Turn(NamedTuple):
         """The name in its records, and of their file."""
         return f"{self.policy}-{self.number}-{self.load.name}"
 
+    @property
+    def title(self) -> str:
+        """For people."""
+        return f"{self.policy}, pass {self.number}, {self.load}"
+
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """What one turn gave."""

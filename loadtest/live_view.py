@@ -1,13 +1,11 @@
-"""A live comparison for people: how far it is while it runs, then a table for each load, a picture, advice.
+"""A live comparison for people: a cell in a line, a table for each load, a picture, advice.
 
-Rich for the tables; matplotlib (the extra `plot`) for the picture, imported when one is drawn.
+It shows what is in the document and works nothing out. Rich for the tables; matplotlib (the extra `plot`) for the picture, imported when one is drawn.
 """
 
 from __future__ import annotations
 
-import contextlib
 import io
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -18,8 +16,6 @@ from rich.text import Text
 
 from loadtest.live_schema import Comparison, Offered, Outcome, Turn
 from loadtest.live_summary import said_of
-from loadtest.moving_bar import MovingBar, moving_bar
-from loadtest.sweep_level import Progress
 from loadtest.sweep_schema import Figure
 
 WIDTH: Final = 132  # of what goes into a file
@@ -27,61 +23,6 @@ LEGEND: Final = (
     "ms/token: of a request, its whole time by its output tokens. ± and (a-b): 95 % confidence."
     " speculative: share of the requests."
 )
-
-
-class Lines:
-    """A line when a cell begins and one when it has ended, for where no terminal is."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-
-    def begins(self, turn: Turn, done: int, of: int) -> None:
-        """Say what is next."""
-        self.say(f"{done + 1} of {of}: {title(turn)}")
-
-    def goes(self, progress: Progress) -> None:
-        """Say nothing: a log is read afterwards."""
-
-    def ended(self, turn: Turn, comparison: Comparison) -> None:
-        """Say what came out."""
-        self.say(f"  {line(turn, comparison)}")
-
-    def say(self, text: str) -> None:
-        """Say something."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-class Bars(Lines):
-    """A bar that moves, and a line above it for each cell that has ended."""
-
-    def __init__(self, console: Console, bar: MovingBar) -> None:
-        super().__init__(console)
-        self._bar = bar
-
-    def begins(self, turn: Turn, done: int, of: int) -> None:
-        """Move the bar."""
-        self._bar.begins(title(turn), done, of)
-
-    def goes(self, progress: Progress) -> None:
-        """Move the bar within the cell."""
-        self._bar.goes(progress)
-
-    def ended(self, turn: Turn, comparison: Comparison) -> None:
-        """Leave a line."""
-        self.say(f"{title(turn)}: {line(turn, comparison)}")
-        self._bar.ended()
-
-
-@contextlib.contextmanager
-def shown(console: Console) -> Iterator[Lines]:
-    """Bars in a terminal, otherwise lines."""
-    with moving_bar(console) as bar:
-        yield Lines(console) if bar is None else Bars(console, bar)
-
-
-def title(turn: Turn) -> str:
-    """What is measured, in a few words."""
-    return f"{turn.policy}, pass {turn.number}, {turn.load}"
 
 
 def line(turn: Turn, comparison: Comparison) -> str:

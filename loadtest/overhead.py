@@ -65,6 +65,11 @@ class Turn(NamedTuple):
         """The name in its records."""
         return f"{self.way.value}-{self.pair}"
 
+    @property
+    def title(self) -> str:
+        """For people."""
+        return f"{self.way.value}, pair {self.pair}"
+
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """One window, as client, engine and router saw it."""

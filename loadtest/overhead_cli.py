@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from pathlib import Path
@@ -10,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loadtest.exit_codes import BAD_VALUE, FAILED, OK
+from loadtest.exit_codes import OK
 from loadtest.sweep_cli import POLL_S, command_given
 from router.load import Role
 
 if TYPE_CHECKING:
-    from loadtest.live_cli import Ending
     from loadtest.overhead_window import Options
     from loadtest.sweep_schema import Pace
 
@@ -128,44 +126,15 @@ def _lengths(text: str) -> tuple[int, int]:
 
 
 def _run(options: Options) -> int:
-    import uvloop
     from rich.console import Console
 
-    from loadtest.live_cli import Ending, until_told
-    from loadtest.live_schema import LiveError, LiveFailedError
-    from loadtest.moving_bar import moving_bar
+    from loadtest.live_process import run_borrowing
     from loadtest.overhead_run import run_overhead
-    from loadtest.overhead_view import report, shown_on
-    from loadtest.prompts import PromptError
-    from loadtest.sweep_schema import ServerFailedError, SweepError
+    from loadtest.overhead_view import report
     from loadtest.sweep_view import WIDTH
 
-    console = Console(stderr=True)
-    ending: Ending | None = None
-    try:
-        with (
-            moving_bar(console) as bar,
-            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-        ):
-            lines, windows = shown_on(console, bar)
-            ending = Ending(lines)
-            found = runner.run(until_told(run_overhead(options, windows, lines), ending))
-    except (LiveFailedError, ServerFailedError) as error:
-        return _say(error, FAILED)
-    except (LiveError, SweepError, PromptError) as error:
-        return _say(error, BAD_VALUE)
-    except asyncio.CancelledError:
-        if ending is None or ending.number is None:
-            raise
-        words = "Stopped; the router decides as before. The same command goes on from here."
-        print(words, file=sys.stderr)
-        return 128 + ending.number
+    found = run_borrowing("overhead", lambda show: run_overhead(options, show))
     Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False).print(report(found))
     print(f"Written to {options.out}")
     print(found.differences[0].verdict.value if found.differences else "unsure")
     return OK
-
-
-def _say(error: Exception, code: int) -> int:
-    print(f"loadtest overhead: {error}", file=sys.stderr)
-    return code

@@ -7,7 +7,6 @@ disk before the next window begins, so that a run that was stopped goes on.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,9 +17,11 @@ from loadtest.live_borrow import borrowed
 from loadtest.live_files import LiveDirectory
 from loadtest.live_router import RouterAdmin
 from loadtest.live_schema import LiveError
-from loadtest.live_view import Lines
-from loadtest.overhead import Conditions, Found, Measured, Way, decode, judged, order, resumed
-from loadtest.overhead_window import Between, Options, Parts, Show, measure, now
+from loadtest.on_disk import replace_document
+from loadtest.overhead import Conditions, Found, Way, decode, judged, order, resumed
+from loadtest.overhead_view import outcome
+from loadtest.overhead_window import Between, Options, Parts, measure, now
+from loadtest.progress import Lines
 from loadtest.prompts import (
     MARK_TOKENS,
     TOKENS_PER_WORD,
@@ -31,9 +32,7 @@ from loadtest.prompts import (
     described,
     read_prompts,
 )
-from loadtest.record import RecordError, RequestRecord, read_records
 from loadtest.sweep import Asker
-from loadtest.sweep_files import replace_file
 from loadtest.sweep_level import Instruments
 from loadtest.sweep_probe import ServerProbe, public_url
 from loadtest.sweep_run import real_instruments
@@ -44,7 +43,7 @@ FILE: Final = "overhead.json"
 
 
 async def run_overhead(
-    options: Options, show: Show, say: Lines, *, instruments: Instruments | None = None
+    options: Options, show: Lines, *, instruments: Instruments | None = None
 ) -> Found:
     """Measure what is not measured yet; all of it, judged.
 
@@ -55,7 +54,7 @@ async def run_overhead(
         async with (
             RouterAdmin(options.admin_url, key=options.admin_key, clock=tools.clock) as admin,
             ServerProbe(options.direct, key=options.key, clock=tools.clock) as probe,
-            borrowed(admin, directory, say, tools) as hand,
+            borrowed(admin, directory, show, tools) as hand,
         ):
             server = await probe.facts(options.role, options.model)
             await _same_server(admin, options, server)
@@ -69,7 +68,7 @@ async def run_overhead(
                 parts = Parts(
                     {Way.DIRECT: direct, Way.ROUTER: routed}, askers, server, probe, hand, tools
                 )
-                return await _measure_all(options, found, parts, show)
+                return await _measure_all(options, directory, found, parts, show)
 
 
 async def _same_server(admin: RouterAdmin, options: Options, server: Server) -> None:
@@ -122,10 +121,16 @@ def _wanted(options: Options, server: Server) -> tuple[Found, dict[Way, Asker]]:
     return found, askers
 
 
-async def _measure_all(options: Options, wanted: Found, parts: Parts, show: Show) -> Found:
-    path = options.out / FILE
+async def _measure_all(
+    options: Options, directory: LiveDirectory, wanted: Found, parts: Parts, show: Lines
+) -> Found:
+    path = directory.path / FILE
     found = resumed(_read(path), wanted)
-    kept = tuple(each for each in found.windows if _whole(options.out, each))
+    kept = tuple(
+        each
+        for each in found.windows
+        if len(directory.records(each.point.run)) == each.point.records
+    )
     found = judged(msgspec.structs.replace(found, windows=kept))
     done = {each.point.run for each in kept}
     turns = list(order(options.rounds))
@@ -133,13 +138,12 @@ async def _measure_all(options: Options, wanted: Found, parts: Parts, show: Show
     if left:
         await parts.hand.decide({"policy": options.role.value})
     for at, turn in enumerate(left):
-        show.begins(f"{turn.way.value}, pair {turn.pair}", len(turns) - len(left) + at, len(turns))
+        show.begins(turn.title, len(turns) - len(left) + at, len(turns))
         window, records = await measure(options, turn, parts, show)
-        replace_file(_records(options.out, turn.run), _encoded(records))
+        directory.add(turn.run, records)
         found = judged(msgspec.structs.replace(found, windows=(*found.windows, window)))
-        data = msgspec.json.format(msgspec.json.encode(found), indent=1)
-        replace_file(path, data + b"\n")
-        show.ended(window)
+        replace_document(path, found)
+        show.ended(turn.title, outcome(window))
     return found
 
 
@@ -150,19 +154,3 @@ def _read(path: Path) -> Found | None:
         return None
     except OSError as error:
         raise LiveError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def _records(out: Path, run: str) -> Path:
-    return out / f"records-{run}.jsonl"
-
-
-def _whole(out: Path, window: Measured) -> bool:
-    """Whether the records of a window are all there."""
-    try:
-        return len(list(read_records(_records(out, window.point.run)))) == window.point.records
-    except (OSError, RecordError):
-        return False
-
-
-def _encoded(records: Sequence[RequestRecord]) -> bytes:
-    return msgspec.json.Encoder().encode_lines(list(records))

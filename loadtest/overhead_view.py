@@ -1,4 +1,7 @@
-"""What `loadtest overhead` says: a line for each window, a table of both ways, and the difference."""
+"""What `loadtest overhead` says: a line for each window, a table of both ways, and the difference.
+
+It shows what is in the document and works nothing out.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,11 @@ from collections.abc import Callable
 from typing import Final
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from loadtest.live_view import Lines
-from loadtest.moving_bar import MovingBar
 from loadtest.overhead import Difference, Found, Measured, Verdict, Way, mean_of
-from loadtest.sweep_level import Progress
 
 SAID: Final = {
     Verdict.LEVEL: "level: no difference that matters",
@@ -38,31 +38,10 @@ ROWS: Final[tuple[tuple[str, str, Value], ...]] = (
 )
 
 
-class Windows:
-    """Says how it goes: a bar in a terminal, otherwise lines."""
-
-    def __init__(self, lines: Lines, bar: MovingBar | None) -> None:
-        self._lines = lines
-        self._bar = bar
-
-    def begins(self, title: str, done: int, of: int) -> None:
-        """Say what is next."""
-        if self._bar is None:
-            self._lines.say(f"{done + 1} of {of}: {title}")
-        else:
-            self._bar.begins(title, done, of)
-
-    def goes(self, progress: Progress) -> None:
-        """Move the bar within the window."""
-        if self._bar is not None:
-            self._bar.goes(progress)
-
-    def ended(self, window: Measured) -> None:
-        """Say what came out."""
-        said = f"{window.point.output_tok_s.value:.0f} tok/s, engine running {_text(window.point.running, '.1f')}"
-        self._lines.say(f"  {window.way.value}, pair {window.pair}: {said}")
-        if self._bar is not None:
-            self._bar.ended()
+def outcome(window: Measured) -> str:
+    """A window in one line."""
+    running = _text(window.point.running, ".1f")
+    return f"{window.point.output_tok_s.value:.0f} tok/s, engine running {running}"
 
 
 def report(found: Found) -> RenderableType:
@@ -93,12 +72,6 @@ def sentence(found: Difference, margin: float) -> str:
         text += f" [{share.low:+.1%}, {share.high:+.1%}]"
     pairs = f"{found.pairs} pair{'s' if found.pairs > 1 else ''}"
     return f"{text}, 95 % confidence over {pairs}, margin {margin:.0%}: {SAID[found.verdict]}"
-
-
-def shown_on(console: Console, bar: MovingBar | None) -> tuple[Lines, Windows]:
-    """Who says it."""
-    lines = Lines(console)
-    return lines, Windows(lines, bar)
 
 
 def _text(value: float | None, form: str) -> str:

@@ -9,7 +9,7 @@ import asyncio
 import datetime as dt
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -18,11 +18,12 @@ from loadtest.live_borrow import IDLE_S, Borrowed, until_idle
 from loadtest.live_router import RouterAdmin
 from loadtest.live_schema import LiveFailedError
 from loadtest.overhead import Measured, Turn, Way, mean_of, sent_together
+from loadtest.progress import Lines
 from loadtest.prompts import Lengths, Place
 from loadtest.record import RequestRecord
 from loadtest.summary import ended_within, make_point
 from loadtest.sweep import Asker
-from loadtest.sweep_level import Instruments, LevelRun, Outcome, Progress
+from loadtest.sweep_level import Instruments, LevelRun, Outcome
 from loadtest.sweep_probe import ServerProbe
 from loadtest.sweep_schema import Pace, Server
 from loadtest.sweep_seen import Page
@@ -57,22 +58,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: float = IDLE_S
     timeout: float = 600.0
     command: str = ""
-
-
-class Show(Protocol):
-    """Is told how it goes."""
-
-    def begins(self, title: str, done: int, of: int) -> None:
-        """This window is next; so many of so many are done."""
-        ...
-
-    def goes(self, progress: Progress) -> None:
-        """How far it is."""
-        ...
-
-    def ended(self, window: Measured) -> None:
-        """What it gave."""
-        ...
 
 
 class Between(Lengths):
@@ -127,7 +112,7 @@ class Parts(NamedTuple):
 
 
 async def measure(
-    options: Options, turn: Turn, parts: Parts, show: Show
+    options: Options, turn: Turn, parts: Parts, show: Lines
 ) -> tuple[Measured, Sequence[RequestRecord]]:
     """One window. Raises LiveError for one that says nothing."""
     tools = parts.tools

@@ -85,9 +85,14 @@ def as_number(threshold: Threshold | None) -> float | None:
     return math.inf if threshold == "infinity" else threshold
 
 
+def encode_records(records: Iterable[RequestRecord]) -> bytes:
+    """One JSON object a line."""
+    return msgspec.json.Encoder().encode_lines(list(records))
+
+
 def write_records(path: Path, records: Iterable[RequestRecord]) -> None:
-    """Write one JSON object a line, in place of what the file held."""
-    path.write_bytes(msgspec.json.Encoder().encode_lines(list(records)))
+    """Write them in place of what the file held."""
+    path.write_bytes(encode_records(records))
 
 
 def read_records(path: Path) -> Iterator[RequestRecord]:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 
 from loadtest import notices
 from loadtest.client import chat_body
+from loadtest.progress import Lines
 from loadtest.prompts import Lengths, Place, Prompts, mark
 from loadtest.summary import Measured, combine, make_point
 from loadtest.sweep_files import SweepDirectory
@@ -26,7 +27,6 @@ from loadtest.sweep_level import (
     LevelRun,
     Outcome,
     Probe,
-    Progress,
 )
 from loadtest.sweep_schema import (
     LevelSummary,
@@ -38,6 +38,7 @@ from loadtest.sweep_schema import (
     Workload,
 )
 from loadtest.sweep_turns import Step, Turn, order, resumed
+from loadtest.sweep_view import outcome, summary_text
 from router.load import Role
 
 
@@ -52,22 +53,6 @@ class Target(NamedTuple):
     def role(self) -> Role:
         """Its role."""
         return self.server.role
-
-
-class Show(Protocol):
-    """Is told how it goes."""
-
-    def begins(self, turn: Turn, done: int, of: int) -> None:
-        """This one is next; so many of so many are done."""
-        ...
-
-    def goes(self, progress: Progress) -> None:
-        """How far it is."""
-        ...
-
-    def ended(self, point: Point) -> None:
-        """What it gave."""
-        ...
 
 
 class Asker:
@@ -115,13 +100,11 @@ class ConcurrencySweep:
         sweep: Sweep,
         instruments: Instruments,
         now: Callable[[], str],
-        show: Show,
-        render: Callable[[Sweep], str],
+        show: Lines,
     ) -> None:
         """`sweep` holds the conditions; its points are read from the directory.
 
-        `now` gives the time of day (ISO 8601, UTC), `render` the summary for people. Raises
-        SweepError when the directory holds a sweep under other conditions.
+        `now` gives the time of day (ISO 8601, UTC). Raises SweepError when the directory holds a sweep under other conditions.
         """
         if len({target.role for target in targets}) != len(targets) or not targets:
             raise SweepError("each role is given to one server")
@@ -131,7 +114,6 @@ class ConcurrencySweep:
         self._tools = instruments
         self._now = now
         self._show = show
-        self._render = render
         self._sweep = resumed(directory.read(), sweep)
         whole = directory.mend(self._sweep.points)
         self._sweep = msgspec.structs.replace(self._sweep, points=whole)
@@ -151,7 +133,7 @@ class ConcurrencySweep:
         left = self.left
         of = len(list(order(self._sweep.plan, self._roles)))
         for at, turn in enumerate(left):
-            self._show.begins(turn, of - len(left) + at, of)
+            self._show.begins(turn.title, of - len(left) + at, of)
             self._keep(turn, await self._measure(turn))
         return self._sweep
 
@@ -205,7 +187,7 @@ class ConcurrencySweep:
         self._sweep = msgspec.structs.replace(self._sweep, points=tuple(points))
         self._sum_up(turn.role, turn.step)
         self._write()
-        self._show.ended(point)
+        self._show.ended(turn.title, outcome(point))
 
     def _sum_up(self, role: Role, step: Step) -> None:
         points = [p for p in self._sweep.points if (p.role, Step(p.level, p.rate)) == (role, step)]
@@ -218,7 +200,7 @@ class ConcurrencySweep:
         self._sweep = msgspec.structs.replace(self._sweep, levels=levels)
         said = notices.sweep_notices(self._sweep)
         self._sweep = msgspec.structs.replace(self._sweep, notices=said)
-        self._directory.write(self._sweep, self._render(self._sweep))
+        self._directory.write(self._sweep, summary_text(self._sweep))
 
 
 def _place(one: Point | LevelSummary) -> tuple[object, ...]:

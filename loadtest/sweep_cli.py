@@ -7,9 +7,9 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
@@ -18,9 +18,9 @@ from router.load import Role
 
 if TYPE_CHECKING:
     from loadtest.sweep_run import Options
-    from loadtest.sweep_schema import Pace, Plan, Sweep
-    from loadtest.sweep_view import Lines
+    from loadtest.sweep_schema import Pace, Plan
 
+Given = TypeVar("Given")
 LEVELS: Final = "1,2,4,8,16,32,48,64,96,128,192,256"
 OUTPUT_TOKENS: Final = 128
 MOST_TIMES: Final = 6  # --seconds, unless --most-seconds says otherwise
@@ -132,16 +132,18 @@ def _run(options: Options) -> int:
     import uvloop
     from rich.console import Console
 
+    from loadtest.progress import shown
     from loadtest.prompts import PromptError
+    from loadtest.sweep_run import run_sweep
     from loadtest.sweep_schema import ServerFailedError, SweepError
-    from loadtest.sweep_view import WIDTH, report, shown
+    from loadtest.sweep_view import WIDTH, report
 
     try:
         with (
             shown(Console(stderr=True)) as show,
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
-            found = runner.run(_until_told(options, show))
+            found = runner.run(until_told(run_sweep(options, show)))
     except ServerFailedError as error:
         print(f"loadtest sweep: {error}", file=sys.stderr)
         return FAILED
@@ -156,14 +158,12 @@ def _run(options: Options) -> int:
     return OK
 
 
-async def _until_told(options: Options, show: Lines) -> Sweep:
-    """The sweep, ended by SIGTERM as by Ctrl-C."""
-    from loadtest.sweep_run import run_sweep
-
+async def until_told(work: Coroutine[Any, Any, Given]) -> Given:
+    """What this work gives; SIGTERM ends it as Ctrl-C does."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, lambda: task and task.cancel())
     try:
-        return await run_sweep(options, show)
+        return await work
     finally:
         loop.remove_signal_handler(signal.SIGTERM)
 

@@ -15,13 +15,14 @@ that are not in it are dropped, and a level whose records are not all there is m
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from loadtest.record import RequestRecord
+from loadtest.on_disk import replace_document, replace_file
+from loadtest.record import RequestRecord, encode_records
 from loadtest.sweep_schema import Point, Sweep, SweepError, decode_sweep
 from router.load import Role
 
@@ -68,7 +69,7 @@ class SweepDirectory:
                 kept.setdefault(path, []).extend(records)
         for path in self.path.glob("records-*.jsonl"):
             if path in kept:
-                replace_file(path, _encode(kept[path]))
+                replace_file(path, encode_records(kept[path]))
             else:
                 path.unlink()  # of a pass of which nothing was finished
         return tuple(whole)
@@ -76,14 +77,13 @@ class SweepDirectory:
     def add(self, role: Role, number: int, records: Sequence[RequestRecord]) -> None:
         """Put records behind those that are there, on the disk before this returns."""
         with self.records_path(role, number).open("ab") as file:
-            file.write(_encode(records))
+            file.write(encode_records(records))
             file.flush()
             os.fsync(file.fileno())
 
     def write(self, sweep: Sweep, summary: str) -> None:
         """Replace what is said of the whole."""
-        data = msgspec.json.format(msgspec.json.encode(sweep), indent=1)
-        replace_file(self.path / SWEEP, data + b"\n")
+        replace_document(self.path / SWEEP, sweep)
         replace_file(self.path / SUMMARY, summary.encode())
 
     @staticmethod
@@ -99,17 +99,3 @@ class SweepDirectory:
                 continue
             found.setdefault(record.run, []).append(record)
         return found
-
-
-def _encode(records: Iterable[RequestRecord]) -> bytes:
-    return msgspec.json.Encoder().encode_lines(list(records))
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a file so that there is the old one or the new one at any moment."""
-    beside = path.with_name(f".{path.name}.new")
-    with beside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)

@@ -17,7 +17,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from loadtest.client import ChatClient
-from loadtest.locked import locked
+from loadtest.on_disk import locked
+from loadtest.progress import Lines
 from loadtest.prompts import (
     MARK_TOKENS,
     TOKENS_PER_WORD,
@@ -31,12 +32,11 @@ from loadtest.prompts import (
     read_prompts,
     read_trace,
 )
-from loadtest.sweep import Asker, ConcurrencySweep, Show, Target
+from loadtest.sweep import Asker, ConcurrencySweep, Target
 from loadtest.sweep_files import SweepDirectory
 from loadtest.sweep_level import Instruments
 from loadtest.sweep_probe import ServerProbe
 from loadtest.sweep_schema import Pace, Plan, Server, Sweep, SweepError, Workload
-from loadtest.sweep_view import summary_text
 from router import __version__
 from router.load import Role
 
@@ -79,12 +79,11 @@ class Prepared(NamedTuple):
     wanted: Sweep
     tools: Instruments
 
-    async def run(self, show: Show) -> Sweep:
+    async def run(self, show: Lines) -> Sweep:
         """Measure what is not measured yet; the whole sweep. Raises SweepError."""
         sweep = ConcurrencySweep(
-            self.directory, self.targets, self.asker, self.wanted, self.tools, _now, show,
-            summary_text,
-        )  # fmt: skip
+            self.directory, self.targets, self.asker, self.wanted, self.tools, _now, show
+        )
         return await sweep.run()
 
 
@@ -122,7 +121,7 @@ async def prepared(
 
 
 async def run_sweep(
-    options: Options, show: Show, *, instruments: Instruments | None = None
+    options: Options, show: Lines, *, instruments: Instruments | None = None
 ) -> Sweep:
     """Measure what is not measured yet; the whole sweep. Raises SweepError, PromptError."""
     async with prepared(options, instruments=instruments) as ready:

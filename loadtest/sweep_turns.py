@@ -27,6 +27,11 @@ class Step(NamedTuple):
         """Short, and usable in a run's name."""
         return str(self.level) if self.rate is None else f"r{self.rate:g}"
 
+    @property
+    def title(self) -> str:
+        """For people."""
+        return f"level {self.level}" if self.rate is None else f"{self.rate:g} requests a second"
+
 
 class Turn(NamedTuple):
     """One level on one server in one pass."""
@@ -39,6 +44,11 @@ class Turn(NamedTuple):
     def run(self) -> str:
         """The name in its records."""
         return f"{self.role.value}-{self.number}-{self.step.name}"
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        return f"{self.role.value}, pass {self.number}, {self.step.title}"
 
 
 def order(plan: Plan, roles: Sequence[Role]) -> Iterator[Turn]:

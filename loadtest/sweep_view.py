@@ -1,8 +1,10 @@
-"""A sweep for people: how far it is while it runs, and its figures and notices when it is done."""
+"""A sweep for people: a point in a line, and all figures and notices as tables.
+
+It shows what is in the document and works nothing out.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import io
 from collections.abc import Iterator
 from typing import Final
@@ -12,75 +14,14 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from loadtest.moving_bar import MovingBar, moving_bar
-from loadtest.sweep_level import Progress
 from loadtest.sweep_schema import Figure, LevelSummary, Point, Spread, Sweep
-from loadtest.sweep_turns import Step, Turn
+from loadtest.sweep_turns import Step
 
 WIDTH: Final = 132  # of what goes into a file
 LEGEND: Final = (
     "Output tokens are the server's own count (usage), not chunks. ± and (a-b): 95 % confidence."
     " Times are p50 (its interval) p90 p99."
 )
-
-
-class Lines:
-    """A line when a level begins and one when it has ended, for where no terminal is."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-
-    def begins(self, turn: Turn, done: int, of: int) -> None:
-        """Say what is next."""
-        self._say(f"{done + 1} of {of}: {title(turn)}")
-
-    def goes(self, progress: Progress) -> None:
-        """Say nothing: a log is read afterwards."""
-
-    def ended(self, point: Point) -> None:
-        """Say what came out."""
-        self._say(f"  {outcome(point)}")
-
-    def _say(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-class Bars(Lines):
-    """A bar that moves, and a line above it for each level that has ended."""
-
-    def __init__(self, console: Console, bar: MovingBar) -> None:
-        super().__init__(console)
-        self._bar = bar
-
-    def begins(self, turn: Turn, done: int, of: int) -> None:
-        """Move the bar."""
-        self._bar.begins(title(turn), done, of)
-
-    def goes(self, progress: Progress) -> None:
-        """Move the bar within the level."""
-        self._bar.goes(progress)
-
-    def ended(self, point: Point) -> None:
-        """Leave a line."""
-        self._say(f"{title_of(point)}: {outcome(point)}")
-        self._bar.ended()
-
-
-@contextlib.contextmanager
-def shown(console: Console) -> Iterator[Lines]:
-    """Bars in a terminal, otherwise lines."""
-    with moving_bar(console) as bar:
-        yield Lines(console) if bar is None else Bars(console, bar)
-
-
-def title(turn: Turn) -> str:
-    """What is measured, in a few words."""
-    return f"{turn.role.value}, pass {turn.number}, {_step(turn.step)}"
-
-
-def title_of(point: Point) -> str:
-    """The same of a point."""
-    return title(Turn(point.number, Step(point.level, point.rate), point.role))
 
 
 def outcome(point: Point) -> str:
@@ -167,15 +108,11 @@ def _said(sweep: Sweep) -> Iterator[Text]:
     for notice in sweep.notices:
         where = [notice.role.value] if notice.role else []
         if notice.level is not None or notice.rate is not None:
-            where.append(_step(Step(notice.level, notice.rate)))
+            where.append(Step(notice.level, notice.rate).title)
         if notice.passes:
             where.append(f"pass {', '.join(map(str, notice.passes))}")
         place = f" ({', '.join(where)})" if where else ""
         yield Text(f"  {notice.code}{place}: {notice.text}")
-
-
-def _step(step: Step) -> str:
-    return f"level {step.level}" if step.rate is None else f"{step.rate:g} requests a second"
 
 
 def _plus_minus(figure: Figure) -> str:

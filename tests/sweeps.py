@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from loadtest.progress import Lines
 from loadtest.prompts import Corpus, Lengths, Prompts, Tokenizer
 from loadtest.record import RequestRecord
 from loadtest.sweep import Asker, ConcurrencySweep, Target
@@ -16,8 +17,6 @@ from loadtest.sweep_files import SweepDirectory
 from loadtest.sweep_level import Instruments, Progress
 from loadtest.sweep_schema import Figure, Pace, Plan, Point, Server, Spread, Sweep, Workload
 from loadtest.sweep_seen import Page
-from loadtest.sweep_turns import Turn
-from loadtest.sweep_view import summary_text
 from router.acceptance import AcceptSample
 from router.load import Role, Telemetry
 from router.telemetry import Source
@@ -121,22 +120,33 @@ def server(role: Role, **fields: Any) -> Server:
     return Server(role=role, **(usual | {"speculates": role is SPEC} | fields))
 
 
-class Notes:
-    """What a sweep says while it goes on."""
+class Notes(Lines):
+    """Keeps what a measurement says of itself, and does something when a part goes on or has ended."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        ended: Callable[[str], None] = lambda _: None,
+        goes: Callable[[], None] = lambda: None,
+    ) -> None:
         self.begun: list[tuple[str, int, int]] = []
         self.progress: list[Progress] = []
-        self.points: list[Point] = []
+        self.over: list[str] = []
+        self.said: list[str] = []
+        self._ended, self._goes = ended, goes
 
-    def begins(self, turn: Turn, done: int, of: int) -> None:
-        self.begun.append((turn.run, done, of))
+    def begins(self, title: str, done: int, of: int) -> None:
+        self.begun.append((title, done, of))
 
     def goes(self, progress: Progress) -> None:
         self.progress.append(progress)
+        self._goes()
 
-    def ended(self, point: Point) -> None:
-        self.points.append(point)
+    def ended(self, title: str, outcome: str) -> None:
+        self.over.append(title)
+        self._ended(title)
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
 
 
 def make_sweep(
@@ -176,5 +186,4 @@ def make_sweep(
         Instruments(now, asyncio.sleep, cpu),
         lambda: "2026-01-01T00:00:01+00:00",
         notes or Notes(),
-        summary_text,
     )

@@ -37,23 +37,13 @@ from loadtest.sweep_schema import (
     SweepError,
     Workload,
 )
-from loadtest.sweep_view import Lines
 from router.calibration import parse_calibration
 from router.load import Role
 from tests.stack import run, running_router
+from tests.sweeps import Notes
 
 SPEC, BASE = Role.SPECULATIVE, Role.BASELINE
 LEVELS = (1, 2, 4, 8, 16, 32)
-
-
-class Silent(Lines):
-    """Shows nothing."""
-
-    def __init__(self) -> None:
-        pass
-
-    def _say(self, text: str) -> None:
-        pass
 
 
 def speed(role: Role, level: int, crossing: float = 10.0) -> float:
@@ -241,6 +231,21 @@ def test_a_damaged_file_of_overlaps_is_named(tmp_path: Path) -> None:
         BothAtOnce(tmp_path, [], None, Pace(), None)  # type: ignore[arg-type]
 
 
+def test_overlaps_are_replaced_as_a_whole(tmp_path: Path) -> None:
+    """A kill while a pair is being kept leaves the pairs before it: the file is never half there."""
+
+    class Watched(BothAtOnce):
+        async def _pair(self, number: int, n: int, m: int) -> Overlapped:
+            return Overlapped(n, m, 6.0, 10.0, 20.0)
+
+    both = Watched(tmp_path, [], None, Pace(), None)  # type: ignore[arg-type]
+    asyncio.run(both.run([(4, 4)], print))
+    with (tmp_path / BOTH).open("rb") as file:
+        asyncio.run(both.run([(4, 4), (8, 8)], print))
+        assert len(msgspec.json.decode(file.read())) == 1
+    assert len(msgspec.json.decode((tmp_path / BOTH).read_bytes())) == 2
+
+
 def test_a_pair_of_levels_that_hardly_met_is_left_out(tmp_path: Path) -> None:
     """What was measured before it is kept, and what comes after it is measured."""
 
@@ -287,8 +292,8 @@ def test_the_planted_line_is_found_and_followed(tmp_path: Path) -> None:
                 pace=Pace(warm_up_s=0.2, most_warm_up_s=5.0, window_s=0.6, most_window_s=3.0,
                           per_slot=1.5, poll_s=0.2),
             )  # fmt: skip
-            said: list[str] = []
-            made = await calibrate(asked, Silent(), said.append)
+            notes = Notes()
+            made = await calibrate(asked, notes)
             assert made.verdict in {"at", "unsure"}
             assert made.interval is not None
             low, high = made.interval
@@ -298,11 +303,11 @@ def test_the_planted_line_is_found_and_followed(tmp_path: Path) -> None:
             assert high == "infinity" or (isinstance(high, float) and high >= 8.0)
             assert made.contention is not None
             assert made.contention.gpus == "shared"
-            assert said[-1].startswith("fitting")
+            assert notes.said[-1].startswith("fitting")
             # Nothing is measured twice.
-            again: list[str] = []
-            assert (await calibrate(asked, Silent(), again.append)).curves == made.curves
-            assert not [text for text in again if text.startswith("both at once")]
+            again = Notes()
+            assert (await calibrate(asked, again)).curves == made.curves
+            assert not [text for text in again.said if text.startswith("both at once")]
 
             from router.calibration import format_calibration
 

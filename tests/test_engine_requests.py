@@ -9,10 +9,11 @@ import pytest
 
 from loadtest.engine_config import EngineConfig
 from loadtest.engine_errors import BadToken, Refusal
-from loadtest.engine_request import CHAT, COMPLETIONS, Wanted, chat, completion
+from loadtest.engine_request import Wanted, chat, completion
 from loadtest.engine_text import WORDS, Answer, decode, draw, encode
 from loadtest.engine_validation import parse_object
 from router.load import Role
+from tests.raw_client import CHAT, COMPLETIONS
 
 CONFIG = EngineConfig(context_length=100, max_total_tokens=100)
 HELLO = [{"role": "user", "content": "hello"}]

@@ -23,8 +23,9 @@ from loadtest.sweep_run import real_instruments
 from router.policy import FrontierPolicy
 from tests.engines import looped
 from tests.stack import Stack, running_router, until
+from tests.sweeps import Notes
 from tests.test_calibrated import written
-from tests.test_live_http import KEY, NOBODY, Notes, options, pair
+from tests.test_live_http import KEY, NOBODY, options, pair
 
 FIRST, SECOND = "2026-01-01T00:00:00+00:00", "2026-02-02T00:00:00+00:00"
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import json
 import os
 import signal
 import sys
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import pytest
-from rich.console import Console
 
 from loadtest.__main__ import main
 from loadtest.engine import EngineConfig, RunningEngine, running_engine
@@ -27,18 +25,13 @@ from loadtest.live_router import RouterAdmin
 from loadtest.live_run import Options, run_live
 from loadtest.live_schema import (
     Change,
-    Comparison,
     LiveError,
     LiveFailedError,
     Offered,
-    Turn,
     decode_comparison,
 )
-from loadtest.live_view import Bars, Lines, shown
 from loadtest.record import read_records
 from loadtest.sweep_cli import command_given
-from loadtest.sweep_level import Progress
-from loadtest.sweep_phases import Phase
 from loadtest.sweep_run import real_instruments
 from loadtest.sweep_schema import Pace
 from router.policies import make_policy
@@ -46,7 +39,7 @@ from router.policy import FixedPolicy, FrontierPolicy
 from router.rules import JoinPolicy
 from tests.engines import looped
 from tests.stack import Stack, running_router, until
-from tests.sweeps import BASE, SPEC
+from tests.sweeps import BASE, SPEC, Notes
 from tests.test_calibrated import written
 
 ROOT = Path(__file__).parent.parent
@@ -54,33 +47,6 @@ KEY = "an-admin-key"
 NOBODY = ("http://127.0.0.1:9", "http://127.0.0.1:10")
 QUICK = Pace(warm_up_s=0.1, window_s=0.3, most_window_s=1.0, per_slot=1, poll_s=0.05)
 THREE = ("baseline", "speculative", "frontier")
-
-
-class Notes(Lines):
-    """Keeps what is said, and does something when a turn has ended or goes on."""
-
-    def __init__(
-        self,
-        ended: Callable[[Turn], None] = lambda _: None,
-        goes: Callable[[], None] = lambda: None,
-    ) -> None:
-        super().__init__(Console(file=io.StringIO()))
-        self.begun: list[tuple[str, int, int]] = []
-        self.said: list[str] = []
-        self._ended, self._goes = ended, goes
-
-    def begins(self, turn: Turn, done: int, of: int) -> None:
-        self.begun.append((turn.run, done, of))
-
-    def goes(self, progress: Progress) -> None:
-        self._goes()
-
-    def ended(self, turn: Turn, comparison: Comparison) -> None:
-        super().ended(turn, comparison)
-        self._ended(turn)
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
 
 
 class Pair(NamedTuple):
@@ -131,8 +97,8 @@ async def test_three_policies_at_two_loads(tmp_path: Path) -> None:
     out = tmp_path / "out"
     loads = (Offered(in_flight=2), Offered(in_flight=24))
 
-    def stop(turn: Turn) -> None:
-        if turn.run == "speculative-1-2":
+    def stop(title: str) -> None:
+        if title == "speculative, pass 1, 2 in flight":
             raise StopError
 
     async with pair(tmp_path, time_scale=0.35, dwell=0) as found:
@@ -159,8 +125,8 @@ async def test_three_policies_at_two_loads(tmp_path: Path) -> None:
             for engine in (found.spec, found.base)
         }
     assert [at for _, at, _ in notes.begun] == [2, 3, 4, 5]
-    assert notes.begun[0] == ("frontier-1-2", 2, 6)
-    assert notes.begun[1][0] == "speculative-1-24"  # another one is first
+    assert notes.begun[0] == ("frontier, pass 1, 2 in flight", 2, 6)
+    assert notes.begun[1][0] == "speculative, pass 1, 24 in flight"  # another one is first
     by = {(each.policy, each.load): each for each in result.outcomes}
     assert len(by) == 6
     assert by["speculative", "2"].ms_per_token.value < by["baseline", "2"].ms_per_token.value
@@ -530,16 +496,3 @@ def test_command_without_password() -> None:
     """The command in the file is as typed, but for users and passwords in URLs."""
     typed = ["/x/loadtest", "compare", "--url", "http://a:b@h/v1", "--out", "my dir"]
     assert command_given(typed) == "loadtest compare --url http://h/v1 --out 'my dir'"
-
-
-def test_a_bar_in_a_terminal() -> None:
-    """A terminal gets a bar with policy, load, phase, answers and failures."""
-    console = Console(force_terminal=True, width=150, color_system=None)
-    with console.capture() as captured, shown(console) as show:
-        assert isinstance(show, Bars)
-        show.goes(Progress(Phase.WARM_UP, 0.0, 0, 0))
-        show.begins(Turn(2, Offered(in_flight=8), "frontier"), 3, 12)
-        show.goes(Progress(Phase.WINDOW, 0.5, 17, 2))
-    text = captured.get()
-    assert "frontier, pass 2, 8 in flight: window, 17 answers, 2 failed" in text
-    assert "3/12" in text

@@ -30,14 +30,14 @@ from loadtest.overhead import (
     sent_together,
 )
 from loadtest.overhead_run import FILE, run_overhead
-from loadtest.overhead_view import report, sentence, shown_on
+from loadtest.overhead_view import report, sentence
 from loadtest.overhead_window import Between, Options
 from loadtest.prompts import Place
 from loadtest.record import read_records
 from loadtest.summary import Window
 from loadtest.sweep_schema import Figure, Pace, Workload
 from tests.engines import looped
-from tests.sweeps import BASE, SPEC, point, record
+from tests.sweeps import BASE, SPEC, Notes, point, record
 from tests.test_live_http import KEY, Pair, pair, policy_of
 
 QUICK = Pace(warm_up_s=0.1, window_s=0.3, most_window_s=5.0, per_slot=1, poll_s=0.05)
@@ -186,19 +186,18 @@ def options(up: Pair, out: Path, **fields: Any) -> Options:
 async def test_both_ways_are_measured_and_the_router_is_given_back(tmp_path: Path) -> None:
     """Four windows of the same requests, figures of engine and router on both; then a round more."""
     out = tmp_path / "out"
-    said = io.StringIO()
-    lines, windows = shown_on(Console(file=said, width=200), None)
+    notes = Notes()
     async with pair(tmp_path) as up:
         before = policy_of(up.stack)
-        found = await run_overhead(options(up, out), windows, lines)
+        found = await run_overhead(options(up, out), notes)
         assert policy_of(up.stack) == before
         assert [each.point.run for each in found.windows] == [turn.run for turn in order(1)]
-        more = await run_overhead(options(up, out, rounds=2), windows, lines)
+        more = await run_overhead(options(up, out, rounds=2), notes)
         assert more.windows[:4] == found.windows
         assert len(more.windows) == 8
         assert policy_of(up.stack) == before
         # Nothing is left: nothing is measured, and nothing is changed.
-        again = await run_overhead(options(up, out, rounds=2), windows, lines)
+        again = await run_overhead(options(up, out, rounds=2), notes)
         assert again.windows == more.windows
     for number in (1, 2):
         asked = []
@@ -229,21 +228,22 @@ async def test_both_ways_are_measured_and_the_router_is_given_back(tmp_path: Pat
     assert "through the router (4)" in shown.getvalue()
     assert "router: cores used" in shown.getvalue()
     assert "over 4 pairs, margin 3%" in sentence(more.differences[0], 0.03)
-    assert "1 of 4: direct, pair 1" in said.getvalue()
+    assert notes.begun[0] == ("direct, pair 1", 0, 4)
+    assert notes.begun[4] == ("router, pair 3", 4, 8)
+    assert len(notes.over) == 8
 
 
 @looped
 async def test_the_wrong_server_is_refused(tmp_path: Path) -> None:
     """A server that the router does not have in this role would be compared with another one."""
-    lines, windows = shown_on(Console(file=io.StringIO()), None)
     async with pair(tmp_path) as up:
         before = policy_of(up.stack)
         asked = options(up, tmp_path / "out", direct=up.spec.url)
         with pytest.raises(LiveError, match="give --direct as the router has it"):
-            await run_overhead(asked, windows, lines)
+            await run_overhead(asked, Notes())
         asked = options(up, tmp_path / "out", direct=up.spec.url, role=SPEC, url="ftp://x")
         with pytest.raises(ValueError, match="ftp"):
-            await run_overhead(asked, windows, lines)
+            await run_overhead(asked, Notes())
         assert policy_of(up.stack) == before
 
 

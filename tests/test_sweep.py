@@ -420,7 +420,7 @@ def test_progress_is_told(tmp_path: Path) -> None:
     assert phases[:2] == [Phase.WARM_UP, Phase.WINDOW]
     shares = [one.share for one in notes.progress]
     assert shares == sorted(shares)
-    assert [point.run for point in notes.points] == ["speculative-1-2"]
+    assert notes.over == ["speculative, pass 1, level 2"]
 
 
 def test_a_level_waits_for_an_idle_server(tmp_path: Path) -> None:

@@ -15,21 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from loadtest.__main__ import main
 from loadtest.engine import EngineConfig, RunningEngine, running_engine
 from loadtest.record import read_records
 from loadtest.sweep_cli import command_given
-from loadtest.sweep_level import Progress
-from loadtest.sweep_phases import Phase
 from loadtest.sweep_run import Options, run_sweep
 from loadtest.sweep_schema import Pace, Plan, Sweep, decode_sweep
-from loadtest.sweep_turns import Step, Turn
-from loadtest.sweep_view import Bars, shown
 from router.load import Role
 from tests.engines import looped
-from tests.sweeps import BASE, SPEC, Notes, point
+from tests.sweeps import BASE, SPEC, Notes
 
 ROOT = Path(__file__).parent.parent
 QUICK = Pace(warm_up_s=0.1, window_s=0.25, most_window_s=2.0, per_slot=1, poll_s=0.05)
@@ -310,32 +305,3 @@ def test_command_without_password(monkeypatch: pytest.MonkeyPatch) -> None:
     typed = ["/x/loadtest", "sweep", "--url", "https://a:b@h/v1", "--out", "my dir"]
     monkeypatch.setattr(sys, "argv", typed)
     assert command_given() == "loadtest sweep --url https://h/v1 --out 'my dir'"
-
-
-def test_a_bar_in_a_terminal() -> None:
-    """A terminal gets a bar with the phase, the answers and the failures, and a line for each level."""
-    console = Console(force_terminal=True, width=150, record=True, color_system=None)
-    with console.capture() as captured, shown(console) as show:
-        assert isinstance(show, Bars)
-        show.goes(Progress(Phase.WARM_UP, 0.0, 0, 0))
-        show.begins(Turn(2, Step(level=8), SPEC), 3, 12)
-        show.goes(Progress(Phase.WINDOW, 0.5, 17, 2))
-        show.ended(point(number=2, notices=("errors",)))
-    text = captured.get()
-    assert "speculative, pass 2, level 8: window, 17 answers, 2 failed" in text
-    assert "640 ±40 tok/s, first token 1000.0 ms" in text
-    assert "accept length 2.50 [errors]" in text
-    assert "3/12" in text
-
-
-def test_lines_where_no_terminal_is() -> None:
-    """A pipe gets a line when a level begins and one when it has ended."""
-    console = Console(force_terminal=False, width=150, color_system=None)
-    with console.capture() as captured, shown(console) as show:
-        show.begins(Turn(1, Step(rate=2.5), BASE), 0, 4)
-        show.goes(Progress(Phase.WINDOW, 0.5, 17, 2))
-        show.ended(point())
-    lines = captured.get().splitlines()
-    assert lines[0] == "1 of 4: baseline, pass 1, 2.5 requests a second"
-    assert lines[1].startswith("  640 ±40 tok/s, first token 1000.0 ms, 1000.0 ms per token, 50")
-    assert len(lines) == 2
