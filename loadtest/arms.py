@@ -19,8 +19,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from loadtest.service import CurveError, ServiceCurve, Sweep, rising
+from loadtest.service import CurveError, ServiceCurve, Sweep
 from loadtest.simulator_load import Row
+from loadtest.smooth import rising
 
 TRACE: Final = "azure-llm-2023/conv-10min.csv"
 _BASELINE: Final = "h200-topk4/baseline.json"
@@ -73,8 +74,10 @@ def curve_from_levels(
     per_step = max(1.0, sum(accepted) / len(accepted)) if accepted else 1.0
     at = sorted(found)
     seconds = rising(
-        c * output_tokens / (sum(found[c]) / len(found[c])) * per_step / (output_tokens - 1)
-        for c in at
+        [
+            c * output_tokens / (sum(found[c]) / len(found[c])) * per_step / (output_tokens - 1)
+            for c in at
+        ]
     )
     return ServiceCurve(
         label=label,

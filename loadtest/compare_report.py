@@ -1,18 +1,19 @@
 """A comparison as people read it: a table, and a picture over load.
 
-Rich for the table; matplotlib (the extra `plot`) for the picture, imported when one is drawn.
+Rich for the table; `plot` for the picture. It shows what was found and judges nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
 
 from loadtest.compare import Kind, Outcome
+from loadtest.plot import agg_figure
 
 # What each kind of arrangement is drawn in, and the dashes that tell one of a kind from the next.
 COLOURS: Final[Mapping[Kind, str]] = {
@@ -22,24 +23,6 @@ COLOURS: Final[Mapping[Kind, str]] = {
     "rule": "#2a6fdb",
 }
 DASHES: Final = ("solid", "dashed", "dotted", "dashdot", (0, (1, 3)))
-
-
-class PlotError(RuntimeError):
-    """The picture cannot be drawn; the text says what to install."""
-
-
-def agg_figure(size: tuple[float, float]) -> Any:
-    """An empty figure of so many inches that needs no display. Raises PlotError without matplotlib."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise PlotError(
-            "a picture needs matplotlib: pip install matplotlib, or leave --plot out"
-        ) from error
-    figure = Figure(figsize=size, dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
 
 
 def show(console: Console, outcomes: Sequence[Outcome], title: str) -> None:
@@ -74,7 +57,7 @@ def draw(path: Path, scales: Sequence[float], rows: Mapping[str, Sequence[Outcom
 
     Raises PlotError without matplotlib and OSError.
     """
-    figure = agg_figure((12, 5.4))
+    figure = agg_figure((12, 5.4), "leave --plot out")
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     values = (

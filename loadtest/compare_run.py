@@ -17,9 +17,10 @@ from loadtest.arms import (
     shipped_trace,
 )
 from loadtest.compare import OUTPUT_TOKENS, Gpus, Load, Outcome, Pair, advice, arrangements, play
-from loadtest.compare_report import PlotError, draw, show
+from loadtest.compare_report import draw, show
 from loadtest.curve_files import read_curve
 from loadtest.own_prompts import Talks, for_prompts, own_prompts_pair
+from loadtest.plot import PlotError
 from loadtest.ruled import levels_of, overlaps_of
 from loadtest.service import CurveError, ServiceCurve
 from loadtest.simulator_contention import H200, Contention

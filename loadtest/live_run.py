@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import secrets
 from pathlib import Path
 
 import msgspec
 
 from loadtest.client import ChatClient
-from loadtest.compare_report import PlotError
 from loadtest.live_borrow import IDLE_S, Borrowed, borrowed
 from loadtest.live_calibration import said, until_in_force
 from loadtest.live_compare import LiveComparison, Tools
@@ -18,10 +16,11 @@ from loadtest.live_load import Asking, Wanted
 from loadtest.live_router import RouterAdmin
 from loadtest.live_schema import Change, Comparison, Conditions
 from loadtest.live_view import draw
+from loadtest.plot import PlotError
 from loadtest.progress import Lines
 from loadtest.sweep_level import Instruments
 from loadtest.sweep_probe import ServerProbe
-from loadtest.sweep_run import real_instruments
+from loadtest.sweep_run import now, real_instruments
 from loadtest.sweep_schema import Pace, Server
 from router import __version__
 from router.load import Role
@@ -138,8 +137,3 @@ def make(
         salt=secrets.token_hex(3),
     )
     return LiveComparison(directory, hand, wanted, loads, parts, show)
-
-
-def now() -> str:
-    """The time of day (ISO 8601, UTC)."""
-    return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")

@@ -1,6 +1,6 @@
 """A live comparison for people: a cell in a line, a table for each load, a picture, advice.
 
-It shows what is in the document and works nothing out. Rich for the tables; matplotlib (the extra `plot`) for the picture, imported when one is drawn.
+It shows what is in the document and works nothing out. Rich for the tables; `plot` for the picture.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from rich.text import Text
 
 from loadtest.live_schema import Comparison, Offered, Outcome, Turn
 from loadtest.live_summary import said_of
+from loadtest.plot import agg_figure
 from loadtest.sweep_schema import Figure
 
 WIDTH: Final = 132  # of what goes into a file
@@ -116,9 +117,9 @@ def _bounds(figure: Figure, digits: int) -> str:
 
 def draw(path: Path, comparison: Comparison) -> None:
     """Draw mean and p95 over load into a PNG. Raises PlotError without matplotlib, and OSError."""
-    from loadtest.compare_report import COLOURS, DASHES, agg_figure
+    from loadtest.compare_report import COLOURS, DASHES
 
-    figure = agg_figure((12, 5.2))
+    figure = agg_figure((12, 5.2), "leave it out")
     loads = {load.name: load.size for load in comparison.loads}
     seen: dict[str, int] = {}
     axes = figure.subplots(1, 2, sharex=True)

@@ -20,7 +20,7 @@ from loadtest.live_schema import LiveError
 from loadtest.on_disk import replace_document
 from loadtest.overhead import Conditions, Found, Way, decode, judged, order, resumed
 from loadtest.overhead_view import outcome
-from loadtest.overhead_window import Between, Options, Parts, measure, now
+from loadtest.overhead_window import Between, Options, Parts, measure
 from loadtest.progress import Lines
 from loadtest.prompts import (
     MARK_TOKENS,
@@ -35,7 +35,7 @@ from loadtest.prompts import (
 from loadtest.sweep import Asker
 from loadtest.sweep_level import Instruments
 from loadtest.sweep_probe import ServerProbe, public_url
-from loadtest.sweep_run import real_instruments
+from loadtest.sweep_run import now, real_instruments
 from loadtest.sweep_schema import Server, Workload
 from router import __version__
 

@@ -6,7 +6,6 @@ The engine is asked on both ways, so that what happens inside it can be compared
 from __future__ import annotations
 
 import asyncio
-import datetime as dt
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -25,6 +24,7 @@ from loadtest.summary import ended_within, make_point
 from loadtest.sweep import Asker
 from loadtest.sweep_level import Instruments, LevelRun, Outcome
 from loadtest.sweep_probe import ServerProbe
+from loadtest.sweep_run import now
 from loadtest.sweep_schema import Pace, Server
 from loadtest.sweep_seen import Page
 from loadtest.sweep_turns import Step
@@ -180,8 +180,3 @@ def _counted(found: Outcome) -> float | None:
         return None
     before, after = first.accept.tokens, last.accept.tokens
     return None if before is None or after is None else (after - before) / (last.at - first.at)
-
-
-def now() -> str:
-    """The time of day (ISO 8601, UTC)."""
-    return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")

@@ -27,9 +27,10 @@ def report(
 
     Exit code 0: written. 2: an input cannot be used, or matplotlib is missing.
     """
+    from loadtest.plot import PlotError
     from loadtest.record import RecordError, read_records
     from loadtest.report import report_html
-    from loadtest.report_png import PlotError, write_png
+    from loadtest.report_png import write_png
     from router.calibration import CalibrationError, parse_calibration
 
     page = calibration.with_suffix(".html") if out is None else out

@@ -1,6 +1,6 @@
 """The two pictures of a calibration as one PNG, for a pull request or a slide.
 
-Needs matplotlib (the extra `plot`); imported when it is called, since nothing else here needs it.
+It shows what the file holds and works nothing out.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from loadtest.fit_words import line_words, sentence, top_level
+from loadtest.plot import agg_figure
 from loadtest.report_svg import Scale, frontier_path, plane_top
 from router.calibration import Calibration
 from router.curves import Curve
@@ -24,22 +25,11 @@ INK: Final = "#1d1d1b"
 SOFT: Final = "#6b6a66"
 
 
-class PlotError(RuntimeError):
-    """The picture cannot be drawn; the text says what to install."""
-
-
 def write_png(
     calibration: Calibration, path: Path, samples: Sequence[tuple[float, float]] = ()
 ) -> None:
     """Draw both pictures into this file. Raises PlotError without matplotlib, OSError."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        msg = "a PNG needs matplotlib: pip install matplotlib, or --no-png"
-        raise PlotError(msg) from error
-    figure = Figure(figsize=(12, 5.2), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = agg_figure((12, 5.2), "--no-png")
     left, right = figure.subplots(1, 2, width_ratios=(1.5, 1.0))
     found = calibration.objectives.get(calibration.objective or "")
     said = line_words(calibration)

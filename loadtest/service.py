@@ -29,10 +29,11 @@ from __future__ import annotations
 import bisect
 import itertools
 import statistics
-from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
+
+from loadtest.smooth import rising
 
 # Prefill rate of one H200 with an 8B model in bf16: every measured server, whatever its mode, met
 # a ceiling of about 45,000 prompt tokens/s at 256 prompt tokens per request.
@@ -211,7 +212,9 @@ def from_sweep(sweep: Sweep) -> ServiceCurve:
     return ServiceCurve(
         label=sweep.label,
         source=str(sweep.meta.get("source") or sweep.meta or "a sweep file"),
-        points=tuple(zip(levels, rising(statistics.fmean(steps[c]) for c in levels), strict=True)),
+        points=tuple(
+            zip(levels, rising([statistics.fmean(steps[c]) for c in levels]), strict=True)
+        ),
         tokens_per_step=max(1.0, tokens_per_step),
         max_running=sweep.max_running_requests,
         prefill_s_per_token=prefill_s_per_token,
@@ -255,22 +258,3 @@ def crossover(speculative: ServiceCurve, baseline: ServiceCurve) -> float | None
 
 def _running(point: tuple[float, float]) -> float:
     return point[0]
-
-
-class _Pool(NamedTuple):
-    """Neighbouring values that share one mean, so that the whole never falls."""
-
-    total: float
-    size: int
-
-
-def rising(values: Iterable[float]) -> Sequence[float]:
-    """The closest non-decreasing sequence, in the least-squares sense (pool adjacent violators)."""
-    pools: list[_Pool] = []
-    for value in values:
-        pool = _Pool(value, 1)
-        while pools and pools[-1].total / pools[-1].size > pool.total / pool.size:
-            last = pools.pop()
-            pool = _Pool(last.total + pool.total, last.size + pool.size)
-        pools.append(pool)
-    return [pool.total / pool.size for pool in pools for _ in range(pool.size)]

@@ -21,7 +21,7 @@ from loadtest.arrivals import Closed
 from loadtest.service import ServiceCurve
 from loadtest.simulator_contention import Contention
 from loadtest.simulator_load import Acceptance, Call, Size
-from loadtest.simulator_server import NEVER, Job, SimulatedServer
+from loadtest.simulator_server import NEVER, Job, VirtualServer
 from router.affinity import BYTES_PER_TOKEN, Prefixes
 from router.load import ROLES, Lease, LoadTracker, Role, Telemetry
 from router.policy import Policy, Reason
@@ -221,9 +221,9 @@ class Simulation:
         return self.run
 
 
-def _server(model: ServerModel) -> SimulatedServer:
+def _server(model: ServerModel) -> VirtualServer:
     cap = math.inf if model.max_running is None else model.max_running
-    return SimulatedServer(model.curve, max_running=cap, cache_tokens=model.cache_tokens)
+    return VirtualServer(model.curve, max_running=cap, cache_tokens=model.cache_tokens)
 
 
 def _acceptance(model: ServerModel) -> Acceptance:

@@ -39,7 +39,7 @@ class Job(NamedTuple):
     total_tokens: int = 0  # prompt and answer: what the cache holds of it afterwards
 
 
-class PrefixCache:
+class ConversationCache:
     """What a server's radix cache holds of each conversation, in tokens."""
 
     def __init__(self, tokens: float) -> None:
@@ -63,7 +63,7 @@ class PrefixCache:
             self.held -= tokens
 
 
-class SimulatedServer:
+class VirtualServer:
     """A queue, a batch and a counter of decode steps. Read it, never write it."""
 
     def __init__(
@@ -76,7 +76,7 @@ class SimulatedServer:
         """`cache_tokens`: what the prefix cache holds; 0 has none."""
         self.curve = curve
         self.max_running = max_running
-        self.cache = PrefixCache(cache_tokens) if cache_tokens else None
+        self.cache = ConversationCache(cache_tokens) if cache_tokens else None
         self.next_at = NEVER
         self.prompt_tokens = 0  # that were prefilled, cached ones left out
         self._rates = [1.0 / curve.step_s(max(1, n)) for n in range(513)]

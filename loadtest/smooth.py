@@ -196,12 +196,13 @@ def no_faster(
     return [steepest * x - time for x, time in zip(levels, pooled, strict=True)]
 
 
-def rising(values: Sequence[float], weights: Sequence[float]) -> list[float]:
+def rising(values: Sequence[float], weights: Sequence[float] | None = None) -> list[float]:
     """The closest non-decreasing sequence, weighted least squares (pool adjacent violators)."""
+    weights = weights or [1.0] * len(values)
     pools: list[tuple[float, float, int]] = []  # weighted sum, weight, size
     for value, weight in zip(values, weights, strict=True):
         total, mass, size = value * weight, weight, 1
-        while pools and pools[-1][0] * mass >= total * pools[-1][1]:
+        while pools and pools[-1][0] * mass > total * pools[-1][1]:
             before = pools.pop()
             total, mass, size = total + before[0], mass + before[1], size + before[2]
         pools.append((total, mass, size))

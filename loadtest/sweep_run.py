@@ -82,7 +82,7 @@ class Prepared(NamedTuple):
     async def run(self, show: Lines) -> Sweep:
         """Measure what is not measured yet; the whole sweep. Raises SweepError."""
         sweep = ConcurrencySweep(
-            self.directory, self.targets, self.asker, self.wanted, self.tools, _now, show
+            self.directory, self.targets, self.asker, self.wanted, self.tools, now, show
         )
         return await sweep.run()
 
@@ -109,7 +109,7 @@ async def prepared(
             servers = tuple(target.server for target in targets)
             asker, workload = _asker(options, servers)
             wanted = Sweep(
-                created=_now(),
+                created=now(),
                 command=options.command,
                 version=__version__,
                 workload=workload,
@@ -173,5 +173,6 @@ def _prompts(options: Options, servers: Sequence[Server]) -> Prompts:
     return Corpus(options.seed, tokenizer, marked=options.unique)
 
 
-def _now() -> str:
+def now() -> str:
+    """The time of day (ISO 8601, UTC)."""
     return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
