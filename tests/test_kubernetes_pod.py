@@ -155,7 +155,9 @@ def test_a_server_is_ended_only_after_the_router(tmp_path: Path, host: str) -> N
         with keeper(f"--after={address}", "--", sys.executable, "-c", program) as process:
             until(begun.exists)
             process.send_signal(signal.SIGTERM)
-            time.sleep(0.5)
+            router.settimeout(5)
+            for _ in range(2):  # the keeper looks, and looks again
+                router.accept()[0].close()
             assert not told.exists()
             router.close()
             _, said = process.communicate(timeout=10)

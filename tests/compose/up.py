@@ -30,6 +30,7 @@ ENGINES = {
     "baseline": "http://baseline:30000/metrics",
 }
 STREAMS = 8
+LOOK_S = 0.25
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +158,7 @@ def test_prometheus_has_every_series(stack: Stack) -> None:
         }
         if set(up.values()) == {"1"} or time.monotonic() > end:
             break
-        time.sleep(2)
+        time.sleep(LOOK_S)
     assert up == {
         ("crossover", None): "1",
         ("sglang", "speculative"): "1",
@@ -176,7 +177,7 @@ def test_prometheus_has_every_series(stack: Stack) -> None:
     ours = {series for series in router if series.startswith("crossover_")}
     end = time.monotonic() + 30  # the last of them may have been born after the last scrape
     while ours - in_prometheus(stack, "crossover") and time.monotonic() < end:
-        time.sleep(2)
+        time.sleep(LOOK_S)
     assert ours - in_prometheus(stack, "crossover") == set()
     names: set[str] = set()
     for role, url in ENGINES.items():
@@ -203,7 +204,7 @@ def test_the_alerts_are_loaded_and_silent(stack: Stack) -> None:
         rules = [rule for group in groups for rule in group["rules"]]
         if {rule["health"] for rule in rules} == {"ok"} or time.monotonic() > end:
             break
-        time.sleep(2)
+        time.sleep(LOOK_S)
     assert {rule["name"] for rule in rules} == wanted
     assert {rule["health"] for rule in rules} == {"ok"}
     firing = [rule["name"] for rule in rules if rule.get("state") == "firing"]
@@ -231,7 +232,7 @@ def test_one_server_may_die(stack: Stack) -> None:
     end = time.monotonic() + 60
     while stack.chat(max_tokens=4).headers["x-crossover-backend"] != "speculative":
         assert time.monotonic() < end, "the server that came back was not used within 60 s"
-        time.sleep(1)
+        time.sleep(LOOK_S)
     say("20 of 20 answered while the speculative server was dead; used again after its start")
 
 
