@@ -1,4 +1,7 @@
-"""The `loadtest` command: one line per subcommand, which lives in a module of its own."""
+"""The `loadtest` command: one line per subcommand, which lives in a module of its own.
+
+It names the commands and turns a bad value into one line; it runs nothing itself.
+"""
 
 from __future__ import annotations
 

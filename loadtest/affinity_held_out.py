@@ -5,6 +5,8 @@
 Each MINUTE is the start of ten minutes of the trace, its rate brought to the same tokens/s at scale 1, its
 arrivals made into conversations (`own_prompts.Talks`, seeded by the minute), as recorded and with prompts
 four times as long at half the rate. A ratio is a policy's number with affinity by the one without.
+
+A study for RULES.md: it prints and keeps nothing, and no command uses it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 `loadtest calibrate` in one function. Everything measured is kept in a directory, one sweep for each
 class of prompts, so a calibration that was stopped goes on with the same command. The line comes
-from the first class; the others say how far it moves with longer prompts.
+from the first class; the others say how far it moves with longer prompts. How the line follows from
+the curves is `fit`'s to say.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ Ctrl-C     the same; the children are in sessions of their own, so the terminal'
            not reach them and the order is ours
 SIGKILL    nobody is left to end them but a guard: a shell that was told their ids and waits for
            the end of its input, which comes when we are gone
+
+What they are and what they are for is the caller's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Keeps as many requests in flight as a closed load says, and collects their records."""
+"""Keeps as many requests in flight as a closed load says, and collects their records.
+
+What a request is, and how it becomes a record, is `send`'s; nothing is summed up here.
+"""
 
 from __future__ import annotations
 

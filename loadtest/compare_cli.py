@@ -1,4 +1,7 @@
-"""The command `loadtest compare`. It imports what it runs when it runs it."""
+"""The command `loadtest compare`, simulated or live: its flags, and which of them go together.
+
+It plays nothing, and imports what it runs when it runs it.
+"""
 
 from __future__ import annotations
 

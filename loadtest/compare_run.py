@@ -1,4 +1,7 @@
-"""What `loadtest compare` does: read the pair and the load, play every arrangement, say what to run."""
+"""What `loadtest compare` does: read the pair and the load, play every arrangement, say what to run.
+
+Files, printing and refusals are here; how an arrangement is played and judged is in `compare`.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 A file is a curve, a sweep in this project's first format (`C`, `out_tok_s`), or what
 `loadtest sweep` and `loadtest calibrate` leave, a `sweep.json`, which may hold both servers.
+
+It only reads; what makes a curve is in `service`.
 """
 
 from __future__ import annotations

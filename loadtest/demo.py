@@ -1,4 +1,8 @@
-"""`loadtest demo`: the whole product on loopback, without a GPU, in about a minute."""
+"""`loadtest demo`: the whole product on loopback, without a GPU, in about a minute.
+
+The order of things and the exit code are here; what runs is in `demo_stage`, what it proves in
+`verdict` and `demo_speed`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `loadtest demo`. It imports what it runs when it runs it."""
+"""The command `loadtest demo`: its flags. It imports what it runs when it runs it."""
 
 from __future__ import annotations
 

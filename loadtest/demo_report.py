@@ -1,4 +1,7 @@
-"""The demo's verdict: tables, checks and one honest sentence."""
+"""The demo's verdict: tables, checks and one honest sentence.
+
+It looks at what was recorded, and asks nobody.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Whether the demo's pair was worth it: judged where the machine was fast enough to tell.
 
-Pure. The demo's servers are simulated ones with planted curves, so what the same load gives in virtual
-time is known before it runs (`virtual`): no machine makes more, and one that is slow or busy makes less.
-So the two runs of one server measure the machine, and the run of the pair is judged by their side:
+Nothing real is run or asked here. The demo's servers are simulated ones with planted curves, so what
+the same load gives in virtual time is known before it runs (`virtual`): no machine makes more, and
+one that is slow or busy makes less. So the two runs of one server measure the machine, and the run of
+the pair is judged by their side:
 
     not judged   a level is too short for an answer; or one server alone made less than `FAST_ENOUGH` of
                  its tokens in virtual time, or the pair did while only one of them was at work: then the

@@ -1,4 +1,7 @@
-"""What the demo shows while it runs: an introduction, then one panel or one line per second."""
+"""What the demo shows while it runs: an introduction, then one panel or one line per second.
+
+It looks at a run that goes on, and changes nothing of it.
+"""
 
 from __future__ import annotations
 

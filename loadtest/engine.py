@@ -6,6 +6,7 @@
 
 uvicorn's protocol serves the connections, but not uvicorn's server: how SGLang ends is not how
 uvicorn does, and a test wants to end a server in all the ways that there are (`terminate`, `kill`).
+It runs no model: its speed is a curve's (`service`), its words are those of a list (`engine_text`).
 """
 
 from __future__ import annotations

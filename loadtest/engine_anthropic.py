@@ -2,6 +2,8 @@
 
 Order of a stream: `message_start`, then per content block a start, deltas and a stop, then
 `message_delta` with the stop reason and all usage, then `message_stop`; there is no `[DONE]`.
+
+Bytes are made here and sent elsewhere.
 """
 
 from __future__ import annotations

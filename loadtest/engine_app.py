@@ -1,6 +1,7 @@
 """The routes of a simulated server: a table from path to method to handler, as an ASGI application.
 
-Raw ASGI, since a framework would cost more per request than the simulated scheduler.
+Raw ASGI, since a framework would cost more per request than the simulated scheduler. Which version
+has which route is decided here, and nothing of what they answer.
 """
 
 from __future__ import annotations

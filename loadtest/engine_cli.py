@@ -1,4 +1,7 @@
-"""`loadtest engine`: one simulated SGLang server as a process."""
+"""The command `loadtest engine`: one simulated SGLang server as a process.
+
+Which values go together is `engine_config`'s to say.
+"""
 
 from __future__ import annotations
 

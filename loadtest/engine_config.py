@@ -1,4 +1,7 @@
-"""What a simulated server is told to be."""
+"""What a simulated server is told to be: values, and what of them does not go together.
+
+Nothing is started here and no file is read.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 `EngineCore.run` is the scheduler's loop: begin a step, wait as long as it takes, hand out what came
 of it. Steps follow each other from deadline to deadline, so that a late wake-up does not slow the
 server down; only a machine that cannot keep up at all does.
+
+It knows tokens and time, and nothing of HTTP or of words.
 """
 
 from __future__ import annotations

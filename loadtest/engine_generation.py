@@ -1,4 +1,7 @@
-"""One request inside a simulated server: its choices, and a mailbox for what comes of them."""
+"""One request inside a simulated server: its choices, and a mailbox for what comes of them.
+
+It holds numbers of tokens; the words are made by whoever answers.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """One HTTP request to a simulated server, on top of uvicorn's own protocol.
 
 uvicorn parses and frames. What ASGI cannot say is added here: to learn at once that a client is
-gone, and to close a connection without an answer, as a server does that dies.
+gone, and to close a connection without an answer, as a server does that dies. What is answered is
+the routes' to say.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What a server tells about its load: `/v1/loads` in both formats, and the older `/get_load`."""
+"""What a server tells about its load: `/v1/loads` in both formats, and the older `/get_load`.
+
+It reads the server's counts and changes none.
+"""
 
 from __future__ import annotations
 

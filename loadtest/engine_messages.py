@@ -1,4 +1,7 @@
-"""The parts of a chat request that completions do not have: messages and tools."""
+"""The parts of a chat request that completions do not have: messages and tools.
+
+Pure.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""SGLang's own `/generate`: the text so far in every chunk, and `meta_info` with its history."""
+"""SGLang's own `/generate`: the text so far in every chunk, and `meta_info` with its history.
+
+Bytes are made here and sent elsewhere.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Ollama's dialect, as SGLang serves it: lines of JSON, and a stream unless told otherwise."""
+"""Ollama's dialect, as SGLang serves it: lines of JSON, and a stream unless told otherwise.
+
+Bytes are made here and sent elsewhere.
+"""
 
 from __future__ import annotations
 

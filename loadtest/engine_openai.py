@@ -4,6 +4,8 @@ Order of a chat stream: for each choice a chunk with the role and no content, th
 choices have ended a chunk for each with only its finish reason; then usage, if it was asked for;
 then `[DONE]`. A completions stream has no role chunk, carries the finish reason on the last text
 chunk, and a `"usage":null` on every one.
+
+Bytes are made here and sent elsewhere.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The routes that take a body: one small handler for each dialect, around one way of serving."""
+"""The routes that take a body: one small handler for each dialect, around one way of serving.
+
+How an answer is framed is the `Dialect`'s, and how it is served `SimulatedServer`'s.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The routes that tell about a simulated server: health, models, `/server_info`, metrics."""
+"""The routes that tell about a simulated server: health, models, `/server_info`, metrics.
+
+Nothing is generated here.
+"""
 
 from __future__ import annotations
 

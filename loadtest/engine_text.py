@@ -3,6 +3,8 @@
 An answer is a walk through a fixed list of words, one token each. Where the walk starts and how
 long an answer gets by itself follow from the prompt and the seed alone, so that both servers of a
 pair answer a prompt alike, as two servers with one model at temperature 0 do.
+
+Pure.
 """
 
 from __future__ import annotations

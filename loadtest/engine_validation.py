@@ -1,4 +1,7 @@
-"""Reading a request's fields as pydantic would: leniently, and with its words where it refuses."""
+"""Reading a request's fields as pydantic would: leniently, and with its words where it refuses.
+
+Pure; every refusal is an exception.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What all dialects of an answer have in common: usage, logprobs, pieces of text, ids.
 
 A `Renderer` turns news of a request into the bytes of its stream, and the end into the last bytes.
-It is pure: what is the same in all chunks of a request is made once, so that a chunk costs one
+It does no I/O. What is the same in all chunks of a request is made once, so that a chunk costs one
 concatenation.
 """
 

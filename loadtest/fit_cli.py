@@ -1,4 +1,4 @@
-"""The command `loadtest fit`: files in, a calibration file and words out."""
+"""The command `loadtest fit`: files in, a calibration file and words out. `fit` decides."""
 
 from __future__ import annotations
 

@@ -5,6 +5,8 @@
 Each MINUTE is the start of ten minutes of the trace, played as the policy table plays the shipped ten,
 with its rate brought to the same tokens/s at scale 1, so that a scale means the same load. The shipped
 ten minutes, and those from 10 and 30 on, were looked at while the forecast's parameters were chosen.
+
+A study for RULES.md: it prints and keeps nothing, and no command uses it.
 """
 
 from __future__ import annotations

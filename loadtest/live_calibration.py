@@ -1,7 +1,8 @@
 """Which calibration a router decides by, and the wait until it is the one that was just written.
 
-A router looks at its file every `calibration_interval` (2 s unless set), so a comparison that begins
-right after `loadtest calibrate` would otherwise measure the line of before.
+A router looks at its file every `calibration_interval` (2 s unless set), so a comparison that
+begins right after `loadtest calibrate` would otherwise measure the line of before. Nothing of
+the router is changed here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What a live comparison asks: loads, prompts and lengths, the same for every policy."""
+"""What a live comparison asks: loads, prompts and lengths, the same for every policy.
+
+It says what is asked and when; nothing is sent here.
+"""
 
 from __future__ import annotations
 

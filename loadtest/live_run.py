@@ -1,4 +1,7 @@
-"""Puts a live comparison together from what was asked for, and gives the router back afterwards."""
+"""Puts a live comparison together from what was asked for, and gives the router back afterwards.
+
+What is measured after what, and what of it counts, is in `live_compare`.
+"""
 
 from __future__ import annotations
 

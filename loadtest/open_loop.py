@@ -1,4 +1,7 @@
-"""Sends requests at given times, however many are in flight then: users, who do not wait in turn."""
+"""Sends requests at given times, however many are in flight then: users, who do not wait in turn.
+
+What a request is, and how it becomes a record, is `send`'s; nothing is summed up here.
+"""
 
 from __future__ import annotations
 

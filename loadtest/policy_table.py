@@ -57,7 +57,7 @@ CACHE: Final = Path("runs/policy-table.jsonl")
 MADE_OF: Final = {
     "loadtest": (
         "affinity_tried.py", "arms.py", "clairvoyant.py", "compare.py", "own_prompts.py", "rules_tried.py", "service.py",
-        "simulator.py", "simulator_contention.py", "simulator_load.py", "simulator_server.py",
+        "simulator.py", "simulator_contention.py", "simulator_load.py", "simulator_server.py", "smooth.py",
         "policy_table.py",
     ),
     "router": (

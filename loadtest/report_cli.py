@@ -1,4 +1,4 @@
-"""The command `loadtest report`: a calibration file in, a page and a picture out."""
+"""The command `loadtest report`: a calibration file in, a page and a picture out. Others draw."""
 
 from __future__ import annotations
 

@@ -6,6 +6,8 @@ Conversations, whose prefixes a switch loses, and a speculative server with the 
 it, alone and together. Each MINUTE is the start of ten minutes of the trace, brought to the shipped
 ten's tokens/s at scale 1 (`held_out`). A ratio is a rule's milliseconds per token by those of the
 better single server.
+
+A study for RULES.md: it prints and keeps nothing, and no command uses it.
 """
 
 from __future__ import annotations

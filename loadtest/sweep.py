@@ -4,6 +4,8 @@ Requests are the same for all servers of a level, and new for each pass (`prompt
 loop the first request of each slot asks for a random part of its answer, so that slots do not stay
 in step when all answers are of one length: in step, all would be in prefill at the same time, which
 no user's requests are.
+
+What the figures are is `summary`'s to say, and what makes them doubtful `notices`'.
 """
 
 from __future__ import annotations

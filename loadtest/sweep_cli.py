@@ -1,4 +1,7 @@
-"""The command `loadtest sweep`. It imports what it runs when it runs it."""
+"""The command `loadtest sweep`: flags in, words and an exit code out; what other commands read alike.
+
+It measures nothing, and imports what it runs when it runs it.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Puts a sweep together from what was asked for: clients, probes, prompts, directory.
 
-`run_sweep` takes a list of targets, so that one server or both of a pair are swept by the same call.
+`run_sweep` takes a list of targets, so that one server or both of a pair are swept by the same
+call. What is measured after what is in `sweep`.
 """
 
 from __future__ import annotations

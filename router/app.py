@@ -10,6 +10,8 @@ handler and each re-raises SIGTERM at the end (exit 143). The end goes in this o
               the admin listener closes; exit 0
 
 A second signal goes straight to the break.
+
+Nothing about a request is decided here.
 """
 
 from __future__ import annotations

@@ -269,7 +269,7 @@ as a backend has come back. Example: 10m"""
 
 
 class Logging(Group):
-    """What is written to standard output."""
+    """What is written to standard error."""
 
     title = "Log"
 

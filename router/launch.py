@@ -8,6 +8,7 @@
 
 The router is a process of its own: it has its own signals, event loop and drain, so that stopping
 it is one SIGTERM and a wait, and the chatter of two servers takes nothing from the relay's loop.
+What to start was decided before (`launch_plan`).
 """
 
 from __future__ import annotations

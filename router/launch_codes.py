@@ -1,4 +1,7 @@
-"""Which exit code a launch ends with for what ended a server at its start; LAUNCH.md lists them."""
+"""Which exit code a launch ends with for what ended a server at its start; LAUNCH.md lists them.
+
+Pure.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The doctor's rules, asked once when the pair is up: one line of text for each finding.
 
-It knows one thing more than the doctor: the environment that both servers were started with.
+It knows one thing more than the doctor: the environment that both servers were started with. No
+finding ends a launch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One process that is kept running: started, watched until it is ready, started again, stopped.
 
 What it prints goes line by line to the view; the last lines are remembered for the message about
-its end.
+its end. Whether it is ready is asked by `ready`: what the process is, is not known here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The line in force as points, so that a dashboard can draw it in the plane of both concurrencies.
 
 A gauge with two closed labels: `point`, a number along the line, and `axis`, which of the two
-coordinates it is. Values move with the line, labels never do.
+coordinates it is. Values move with the line, labels never do. Nothing is counted here.
 """
 
 from __future__ import annotations

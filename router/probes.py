@@ -8,6 +8,7 @@ its time-out must be above that, and it has a connection of its own.
 Pace of `/health`: every `health_interval` while `/ready` answers and all is well; otherwise the
 next begins `ready_interval` after the last ended, so that a drain is noticed within about two
 seconds without `/ready` too, and a backend that was down is not left out for longer than it must.
+What follows from an answer is `health`'s to say.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The admin listener's `/status`: the live objects, gathered into one typed body."""
+"""The admin listener's `/status`: the live objects, gathered into one typed body.
+
+It reads and changes nothing.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 Whatever goes wrong on an ordinary route, the client gets OpenAI's error body
 `{"error": {"message", "type", "param", "code"}}`, because that is what its library can read.
+
+No route is here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Builds one relay and its watchers from settings: the only place that knows all the parts."""
+"""Builds one relay and its watchers from settings: the only place that knows all the parts.
+
+It builds; no rule of routing, health or replay is here.
+"""
 
 from __future__ import annotations
 

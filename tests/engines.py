@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import heapq
+import itertools
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -33,6 +35,36 @@ async def until(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < limit, f"still not: {what}"
         await asyncio.sleep(0.002)
+
+
+class ManualClock:
+    """Time that passes only when a test says so."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self._now = now
+        self._order = itertools.count()
+        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
+
+    def now(self) -> float:
+        """The time that the test has set."""
+        return self._now
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait until the test has moved the time this far."""
+        if seconds <= 0:
+            await asyncio.sleep(0)
+            return
+        future = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._sleepers, (self._now + seconds, next(self._order), future))
+        await future
+
+    def advance(self, seconds: float) -> None:
+        """Move the time and wake, in order, those whose time has come."""
+        self._now += seconds
+        while self._sleepers and self._sleepers[0][0] <= self._now:
+            _, _, future = heapq.heappop(self._sleepers)
+            if not future.done():
+                future.set_result(None)
 
 
 @dataclass

@@ -9,12 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
-from loadtest.clock import ManualClock
 from loadtest.engine import ConfigError, EngineConfig, running_engine
 from loadtest.service import ServiceCurve
 from router.load import Role
 from tests.engines import (
     Answer,
+    ManualClock,
     ask,
     connection,
     exchange_bytes,

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 
 from loadtest.batching import Sequence
-from loadtest.clock import ManualClock
 from loadtest.engine_config import EngineConfig
 from loadtest.engine_core import EngineCore
 from loadtest.engine_generation import Event, Generation
 from loadtest.gpu_share import OwnGpu
 from loadtest.service import ServiceCurve
 from router.load import Role
-from tests.engines import looped, until
+from tests.engines import ManualClock, looped, until
 
 CURVE = ServiceCurve(
     label="test",
