@@ -8,7 +8,6 @@ import functools
 import heapq
 import itertools
 import json
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, ParamSpec
@@ -27,14 +26,6 @@ def looped(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
         asyncio.run(asyncio.wait_for(test(*args, **kwargs), LIMIT_S))
 
     return run
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for something to become true; fail by its name if it does not."""
-    limit = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < limit, f"still not: {what}"
-        await asyncio.sleep(0.002)
 
 
 class ManualClock:

@@ -64,12 +64,14 @@ async def running_router(speculative: str, baseline: str, **settings: Any) -> As
         await asyncio.to_thread(writer.close)
 
 
-async def until(check: Callable[[], bool], seconds: float = 5.0) -> None:
-    """Wait until something holds; AssertionError when it does not within the time."""
+async def until(
+    check: Callable[[], bool], seconds: float = 10.0, *, what: str = "what was waited for"
+) -> None:
+    """Wait until something holds; AssertionError that names it when it does not within the time."""
     end = asyncio.get_running_loop().time() + seconds
     while not check():
         if asyncio.get_running_loop().time() > end:
-            raise AssertionError("it did not come to hold in time")
+            raise AssertionError(f"not in time: {what}")
         await asyncio.sleep(0.005)
 
 

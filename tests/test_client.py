@@ -17,7 +17,8 @@ from loadtest.closed_loop import ClosedRun
 from loadtest.engine import EngineConfig, running_engine
 from loadtest.record import RequestRecord
 from router.load import Role
-from tests.engines import looped, until
+from tests.engines import looped
+from tests.stack import until
 
 BODY = chat_body("sim-llama-8b", "one two three", 12)
 EVENT = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
@@ -93,7 +94,7 @@ async def test_connections_are_kept() -> None:
         assert all(one.ok for one in await asyncio.gather(*(client.chat(BODY) for _ in range(4))))
         assert engine.connections == 4
         client.close()
-        await until(lambda: engine.connections == 0, "the connections are closed")
+        await until(lambda: engine.connections == 0, what="the connections are closed")
 
 
 @looped
@@ -105,7 +106,7 @@ async def test_an_old_connection_is_not_used() -> None:
         await client.chat(BODY)
         now += 3
         assert (await client.chat(BODY)).ok
-        await until(lambda: engine.connections == 1, "the old one is closed")
+        await until(lambda: engine.connections == 1, what="the old one is closed")
         client.close()
 
 
@@ -199,7 +200,7 @@ async def test_too_slow() -> None:
     async with running_engine(config) as engine, ChatClient(engine.url, timeout=0.1) as client:
         record = await client.chat(BODY)
         assert record.error == "no complete answer within 0.1 s"
-        await until(lambda: engine.in_flight == 0, "the server has stopped")
+        await until(lambda: engine.in_flight == 0, what="the server has stopped")
 
 
 @looped
@@ -208,11 +209,11 @@ async def test_cancelled() -> None:
     config = EngineConfig.quick(time_scale=100)
     async with running_engine(config) as engine, ChatClient(engine.url) as client:
         task = asyncio.create_task(client.chat(BODY))
-        await until(lambda: engine.in_flight == 1, "the server works")
+        await until(lambda: engine.in_flight == 1, what="the server works")
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert task.cancelled()
-        await until(lambda: engine.in_flight == 0, "the server has stopped")
+        await until(lambda: engine.in_flight == 0, what="the server has stopped")
 
 
 @looped
@@ -279,15 +280,15 @@ async def test_a_closed_run_keeps_its_level() -> None:
     run = ClosedRun(Ramp((2, 1), 1000.0), send, lambda: now)
     assert run.elapsed == 0
     task = asyncio.create_task(run.run())
-    await until(lambda: len(ends) == 2, "the first level is full")
+    await until(lambda: len(ends) == 2, what="the first level is full")
     ends[0].set_result(None)
-    await until(lambda: len(ends) == 3, "what ended is replaced")
+    await until(lambda: len(ends) == 3, what="what ended is replaced")
     now = 1500.0
     ends[1].set_result(None)
-    await until(lambda: len(run.records) == 2, "one is left")
+    await until(lambda: len(run.records) == 2, what="one is left")
     assert (run.in_flight, len(ends)) == (1, 3)
     ends[2].set_result(None)
-    await until(lambda: len(ends) == 4, "the second level is full")
+    await until(lambda: len(ends) == 4, what="the second level is full")
     now = 2500.0
     ends[3].set_result(None)
     records = await task
@@ -310,7 +311,7 @@ async def test_a_closed_run_that_is_cancelled() -> None:
 
     run = ClosedRun(ClosedLoop(3, 1000.0), send, time.monotonic)
     task = asyncio.create_task(run.run())
-    await until(lambda: run.in_flight == 3, "all run")
+    await until(lambda: run.in_flight == 3, what="all run")
     await asyncio.sleep(0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

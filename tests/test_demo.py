@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
@@ -23,6 +22,7 @@ from loadtest.closed_loop import ClosedRun
 from loadtest.demo_view import Board
 from loadtest.record import RequestRecord, read_records
 from router.load import Role
+from tests.launching import wait_for
 
 ROOT = Path(__file__).resolve().parent.parent
 SHORT = ("--seconds-per-level", "0.15")
@@ -82,13 +82,6 @@ def processes() -> dict[int, int]:
         if state != "Z":
             found[int(entry.parent.name)] = int(parent)
     return found
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    limit = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < limit, f"still not: {what}"
-        time.sleep(0.02)
 
 
 def read_until(demo: subprocess.Popen[str], last: str) -> str:
@@ -178,7 +171,7 @@ def test_no_process_is_left(start: Start, tmp_path: Path, number: int, code: int
     assert len(children) == 4  # a guard, too
     demo.send_signal(number)
     assert demo.wait(LIMIT_S) == code
-    until(lambda: not children & processes().keys(), "all are gone")
+    wait_for(lambda: not children & processes().keys())
     assert running(tmp_path) == []
 
 

@@ -21,8 +21,8 @@ from tests.engines import (
     looped,
     request,
     take_apart,
-    until,
 )
+from tests.stack import until
 
 CHAT = {"messages": [{"role": "user", "content": "hello there"}], "ignore_eos": True}
 LONG: dict[str, Any] = {"prompt": "hello", "max_tokens": 5000, "ignore_eos": True, "stream": True}
@@ -121,7 +121,7 @@ async def test_head_comes_with_the_first_chunk() -> None:
     async with running_engine(EngineConfig.quick()) as engine:
         engine.core.pause()
         async with connection(engine, long()) as (reader, _):
-            await until(lambda: engine.core.waiting == 1, "queued")
+            await until(lambda: engine.core.waiting == 1, what="queued")
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(reader.read(1), 0.03)
             engine.core.resume()
@@ -138,9 +138,9 @@ async def test_streaming_client_leaves() -> None:
                 await reader.readline()
                 assert engine.in_flight == 2
                 leave()
-                await until(lambda: engine.core.running == 1, "one left")
+                await until(lambda: engine.core.running == 1, what="one left")
                 assert (engine.aborted, engine.in_flight) == (1, 1)
-        await until(lambda: engine.core.batch.idle, "idle")
+        await until(lambda: engine.core.batch.idle, what="idle")
         assert engine.aborted == 2
 
 
@@ -149,11 +149,11 @@ async def test_queued_client_leaves() -> None:
     """A stream that still waits is dropped from the queue when its client leaves."""
     config = EngineConfig.quick(max_running_requests=1)
     async with running_engine(config) as engine, connection(engine, long()):
-        await until(lambda: engine.core.running == 1, "running")
+        await until(lambda: engine.core.running == 1, what="running")
         async with connection(engine, long()) as (_, leave):
-            await until(lambda: engine.core.waiting == 1, "waiting")
+            await until(lambda: engine.core.waiting == 1, what="waiting")
             leave()
-            await until(lambda: engine.core.waiting == 0, "left the queue")
+            await until(lambda: engine.core.waiting == 0, what="left the queue")
             assert engine.core.running == 1
 
 
@@ -164,14 +164,14 @@ async def test_other_client_leaves() -> None:
     curve = ServiceCurve(label="slow", source="made up", points=((1, 60.0),))
     async with running_engine(EngineConfig(curve=curve), clock=clock) as engine:
         async with connection(engine, long(stream=False)):
-            await until(lambda: engine.core.running == 1, "running")
+            await until(lambda: engine.core.running == 1, what="running")
             clock.advance(1.0)
-        await until(lambda: engine.connections == 0, "the server saw it leave")
+        await until(lambda: engine.connections == 0, what="the server saw it leave")
         clock.advance(2.9)
         await asyncio.sleep(0.01)
         assert engine.aborted == 0
         clock.advance(0.2)
-        await until(lambda: engine.aborted == 1, "aborted")
+        await until(lambda: engine.aborted == 1, what="aborted")
 
 
 @looped
@@ -182,7 +182,7 @@ async def test_cap() -> None:
             asyncio.ensure_future(ask(engine, "/v1/completions", LONG | {"max_tokens": 100}))
             for _ in range(5)
         ]
-        await until(lambda: engine.core.waiting == 3, "three wait")
+        await until(lambda: engine.core.waiting == 3, what="three wait")
         assert engine.core.running == 2
         answers = await asyncio.gather(*asked)
     assert [answer.events[-1] for answer in answers] == ["[DONE]"] * 5
@@ -202,7 +202,7 @@ async def test_abort_by_id() -> None:
             asyncio.ensure_future(ask(engine, "/v1/completions", LONG | {"rid": rid}))
             for rid in ("job-1", "job-2", "else")
         ]
-        await until(lambda: engine.core.running == 3, "running")
+        await until(lambda: engine.core.running == 3, what="running")
         for nothing in ({"rid": ""}, {"rid": "nobody"}, b"{"):
             assert (await ask(engine, "/abort_request", nothing)).status == "HTTP/1.1 200 OK"
         await ask(engine, "/abort_request", {"rid": "job"})
@@ -219,7 +219,7 @@ async def test_same_id_twice() -> None:
     """A request id that is in use is refused."""
     config = EngineConfig.quick()
     async with running_engine(config) as engine, connection(engine, long(rid="mine")):
-        await until(lambda: engine.core.running == 1, "running")
+        await until(lambda: engine.core.running == 1, what="running")
         answer = await ask(engine, "/v1/completions", LONG | {"rid": "mine"})
     assert answer.status == "HTTP/1.1 400 Bad Request"
     assert "Duplicate request ID" in answer.json["message"]
@@ -314,7 +314,7 @@ async def test_health_takes_its_time() -> None:
     clock = ManualClock()
     async with running_engine(EngineConfig(), clock=clock) as engine:
         asked = asyncio.ensure_future(ask(engine, "/health"))
-        await until(lambda: len(engine.seen) == 1, "received")
+        await until(lambda: len(engine.seen) == 1, what="received")
         clock.advance(0.9)
         await asyncio.sleep(0.01)
         assert not asked.done()
@@ -328,17 +328,17 @@ async def test_terminate() -> None:
     clock = ManualClock()
     async with running_engine(EngineConfig(version="0.5.23"), clock=clock) as engine:
         async with connection(engine, long()):
-            await until(lambda: engine.in_flight == 1, "in flight")
+            await until(lambda: engine.in_flight == 1, what="in flight")
             engine.terminate()
             engine.terminate()
             for path in ("/health", "/ready", "/ping"):
                 assert (await ask(engine, path)).status == "HTTP/1.1 503 Service Unavailable"
             async with connection(engine, long()):
-                await until(lambda: engine.in_flight == 2, "taken")
+                await until(lambda: engine.in_flight == 2, what="taken")
                 clock.advance(5)
                 await asyncio.sleep(0.01)
                 assert not engine.stopped.is_set()
-        await until(lambda: engine.in_flight == 0, "all gone")
+        await until(lambda: engine.in_flight == 0, what="all gone")
         assert not engine.stopped.is_set()
         clock.advance(5)
         await asyncio.wait_for(engine.stopped.wait(), 5)
@@ -351,7 +351,7 @@ async def test_terminate_lets_streams_end() -> None:
     """A stream that runs when SIGTERM comes ends with `[DONE]`."""
     async with running_engine(EngineConfig.quick()) as engine:
         asked = asyncio.ensure_future(ask(engine, "/v1/completions", LONG | {"max_tokens": 60}))
-        await until(lambda: engine.core.running == 1, "running")
+        await until(lambda: engine.core.running == 1, what="running")
         engine.terminate()
         answer = await asked
         await engine.stopped.wait()
@@ -366,8 +366,8 @@ async def test_kill() -> None:
         stream = asyncio.ensure_future(exchange_bytes(engine, request("/v1/completions", LONG)))
         body = LONG | {"stream": False}
         whole = asyncio.ensure_future(exchange_bytes(engine, request("/v1/completions", body)))
-        await until(lambda: engine.core.running == 2, "running")
-        await until(lambda: engine.core.batch.decode_steps > 3, "some tokens")
+        await until(lambda: engine.core.running == 2, what="running")
+        await until(lambda: engine.core.batch.decode_steps > 3, what="some tokens")
         engine.kill()
         cut = take_apart(await stream)
         assert await whole == b""
@@ -393,7 +393,7 @@ async def test_slow_reader_gets_larger_chunks() -> None:
     async with running_engine(EngineConfig.quick(time_scale=0.01)) as engine:
         body = LONG | {"max_tokens": 4000, "model": "m" * 20_000}
         async with connection(engine, request("/v1/completions", body)) as (reader, _):
-            await until(lambda: engine.core.finished == 1, "all made")
+            await until(lambda: engine.core.finished == 1, what="all made")
             answer = take_apart(await reader.read())
     assert answer.events[-1] == "[DONE]"
     assert len(text_of(answer).split()) == 4000
@@ -411,7 +411,7 @@ async def test_metrics_can_be_off() -> None:
 async def test_flush_cache_under_load() -> None:
     """The cache is not flushed while somebody runs."""
     async with running_engine(EngineConfig.quick()) as engine, connection(engine, long()):
-        await until(lambda: engine.core.running == 1, "running")
+        await until(lambda: engine.core.running == 1, what="running")
         assert (await ask(engine, "/flush_cache", {})).status == "HTTP/1.1 400 Bad Request"
 
 
@@ -435,10 +435,10 @@ async def test_cut() -> None:
     """A cut ends the connections that are open, and the server goes on."""
     async with running_engine(EngineConfig.quick()) as engine:
         stream = asyncio.ensure_future(exchange_bytes(engine, long()))
-        await until(lambda: engine.core.batch.decode_steps > 3, "some tokens")
+        await until(lambda: engine.core.batch.decode_steps > 3, what="some tokens")
         engine.cut()
         assert not take_apart(await stream).complete
-        await until(lambda: engine.in_flight == 0, "aborted")
+        await until(lambda: engine.in_flight == 0, what="aborted")
         assert (await ask(engine, "/v1/models")).status == "HTTP/1.1 200 OK"
 
 
@@ -447,8 +447,8 @@ async def test_client_leaves_during_its_upload() -> None:
     """A request whose body never came whole is not served."""
     async with running_engine(EngineConfig.quick()) as engine:
         async with connection(engine, long()[:-5]):
-            await until(lambda: engine.connections == 1, "connected")
-        await until(lambda: engine.connections == 0, "gone")
+            await until(lambda: engine.connections == 1, what="connected")
+        await until(lambda: engine.connections == 0, what="gone")
         assert (engine.seen, engine.in_flight) == ([], 0)
 
 
@@ -471,7 +471,7 @@ async def test_two_engines_in_one_process() -> None:
     ):
         assert one.url != two.url
         async with connection(one, long()):
-            await until(lambda: one.core.running == 1, "running")
+            await until(lambda: one.core.running == 1, what="running")
             assert two.core.running == 0
 
 

@@ -13,7 +13,8 @@ import pytest
 from loadtest.curve_files import shipped_curve
 from loadtest.engine import EngineConfig, RunningEngine, running_engine
 from router.load import Role
-from tests.engines import Answer, ask, exchange_bytes, looped, request, take_apart, until
+from tests.engines import Answer, ask, exchange_bytes, looped, request, take_apart
+from tests.stack import until
 
 CAPTURES = Path(__file__).parent / "data" / "sglang-0.5.17"
 
@@ -236,8 +237,8 @@ async def test_loaded(server: str) -> None:
             asyncio.ensure_future(exchange_bytes(engine, request("/v1/completions", body)))
             for _ in range(32)
         ]
-        await until(lambda: engine.core.load().running == 32, "32 are published")
-        await until(lambda: engine.core.pace.verify_calls > 0, "the first decode log")
+        await until(lambda: engine.core.load().running == 32, what="32 are published")
+        await until(lambda: engine.core.pace.verify_calls > 0, what="the first decode log")
         for name in names(server, loaded=True):
             await same(engine, server, name)
         for task in load:
@@ -251,10 +252,12 @@ async def test_full() -> None:
     async with running_engine(SERVERS["mini"]) as engine:
         filler = (CAPTURES / "mini" / "queue_4.req.http").read_bytes()
         load = [asyncio.ensure_future(exchange_bytes(engine, filler)) for _ in range(4)]
-        await until(lambda: engine.core.load().running + engine.core.load().waiting == 4, "full")
+        await until(
+            lambda: engine.core.load().running + engine.core.load().waiting == 4, what="full"
+        )
         for name in ("queue_4", "queue_full_chat", "queue_full_stream", "queue_health"):
             await same(engine, "mini", name)
-        await until(lambda: engine.core.pace.verify_calls > 0, "the first decode log")
+        await until(lambda: engine.core.pace.verify_calls > 0, what="the first decode log")
         await same(engine, "mini", "queue_loads")
         for task in load:
             task.cancel()

@@ -14,7 +14,8 @@ from loadtest.engine_generation import Event, Generation
 from loadtest.gpu_share import OwnGpu
 from loadtest.service import ServiceCurve
 from router.load import Role
-from tests.engines import ManualClock, looped, until
+from tests.engines import ManualClock, looped
+from tests.stack import until
 
 CURVE = ServiceCurve(
     label="test",
@@ -124,7 +125,7 @@ async def test_idle_reports_nobody() -> None:
     assert generation is not None
     while await generation.news():
         pass
-    await until(lambda: engine.report.running == 0 and engine.batch.idle, "idle")
+    await until(lambda: engine.report.running == 0 and engine.batch.idle, what="idle")
     assert engine.load().running == 0
     loop.cancel()
 

@@ -6,7 +6,8 @@ import asyncio
 
 from loadtest.engine import EngineConfig, RunningEngine, running_engine
 from router.acceptance import AcceptSample, parse_accept
-from tests.engines import ask, exchange_bytes, looped, request, until
+from tests.engines import ask, exchange_bytes, looped, request
+from tests.stack import until
 
 
 async def page(engine: RunningEngine) -> AcceptSample:
@@ -24,7 +25,7 @@ async def test_tokens_and_verify_calls_are_of_the_same_requests() -> None:
         body = {"prompt": [1] * 8, "max_tokens": 400, "ignore_eos": True, "stream": True}
         raw = request("/v1/completions", body)
         running = asyncio.ensure_future(exchange_bytes(engine, raw))
-        await until(lambda: engine.core.batch.counters().verify_calls > 20, "it decodes")
+        await until(lambda: engine.core.batch.counters().verify_calls > 20, what="it decodes")
         during = await page(engine)
         assert (during.tokens, during.verify_calls) == (0.0, 0.0)
         await running

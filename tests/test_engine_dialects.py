@@ -13,7 +13,8 @@ import openai
 import pytest
 
 from loadtest.engine import EngineConfig, RunningEngine, running_engine
-from tests.engines import ask, connection, looped, request, until
+from tests.engines import ask, connection, looped, request
+from tests.stack import until
 
 MESSAGES: Any = [{"role": "user", "content": "how many servers?"}]
 PARAMETERS = {
@@ -233,7 +234,7 @@ async def test_anthropic_errors() -> None:
         assert "messages: Field required" in missing.json["error"]["message"]
         assert (await ask(engine, "/v1/messages/count_tokens", {})).json["type"] == "error"
         async with connection(engine, request("/v1/completions", LONG)):
-            await until(lambda: engine.core.running == 1, "full")
+            await until(lambda: engine.core.running == 1, what="full")
             with pytest.raises(anthropic.APIStatusError, match="internal_error"):
                 await client.messages.create(model="m", max_tokens=5, messages=MESSAGES)
             with pytest.raises(anthropic.APIError, match="Stream processing error"):
@@ -269,7 +270,7 @@ async def test_native_queue_full() -> None:
     """A full queue refuses `/generate` flat in one piece, and inside a stream's 200."""
     raw = request("/v1/completions", LONG)
     async with running_engine(FULL) as engine, connection(engine, raw):
-        await until(lambda: engine.core.running == 1, "full")
+        await until(lambda: engine.core.running == 1, what="full")
         whole = await ask(engine, "/generate", {"text": "x"})
         stream = await ask(engine, "/generate", {"text": "x", "stream": True})
         chat = await ask(engine, "/api/chat", {"messages": MESSAGES})

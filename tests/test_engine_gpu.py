@@ -13,7 +13,8 @@ import pytest
 
 from loadtest.engine import EngineConfig, running_engine
 from loadtest.gpu_share import GRACE_S, LONGEST_STEP_S, SLOT, SLOTS, OwnGpu, SharedGpu
-from tests.engines import ask, connection, looped, request, until
+from tests.engines import ask, connection, looped, request
+from tests.stack import until
 
 
 @pytest.fixture
@@ -107,10 +108,10 @@ async def test_servers_meet(path: Path) -> None:
         watcher = SharedGpu(path)
         body = {"prompt": "x", "max_tokens": 5000, "ignore_eos": True, "stream": True}
         async with connection(one, request("/v1/completions", body)):
-            await until(lambda: one.core.running == 1, "running")
+            await until(lambda: one.core.running == 1, what="running")
             now = one.server.clock.now
             assert watcher.others_running(now()) == 1
             await ask(two, "/v1/completions", body | {"max_tokens": 3})
-        await until(lambda: watcher.others_running(now()) == 0, "idle again")
+        await until(lambda: watcher.others_running(now()) == 0, what="idle again")
         watcher.close()
     await asyncio.sleep(0)

@@ -9,8 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,9 @@ import pytest
 
 from tests.kubernetes_build import FOLDER, built, containers
 from tests.kubernetes_node import ConfigFolder, Node, running_pod
+from tests.launching import wait_for
 
 KEEPER = FOLDER / "keeper" / "keeper.py"
-
-
-def until(check: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Wait until something holds."""
-    limit = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < limit, "it did not come to hold in time"
-        time.sleep(0.05)
 
 
 def quick(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -76,7 +68,7 @@ def test_a_pod_serves_survives_its_parts_and_ends_in_order(tmp_path: Path) -> No
             assert client.get(f"{engine}/v1/models").status_code == 401
 
             # A server dies: the Pod stays ready, and its keeper brings it back.
-            until(lambda: all(each["usable"] for each in status(node)["backends"]))
+            wait_for(lambda: all(each["usable"] for each in status(node)["backends"]))
             server = child_of(node.processes["speculative"].pid)
             os.kill(server, signal.SIGKILL)
             assert node.probe("readinessProbe")
@@ -85,7 +77,7 @@ def test_a_pod_serves_survives_its_parts_and_ends_in_order(tmp_path: Path) -> No
             answer = client.post(f"{public}/v1/chat/completions", json=body)
             assert answer.status_code == 200
             assert answer.headers["x-crossover-backend"] == "baseline"
-            until(lambda: answers(client, f"{engine}/v1/models") == 401)
+            wait_for(lambda: answers(client, f"{engine}/v1/models") == 401)
             assert node.processes["speculative"].poll() is None
             assert "the server ended (signal 9)" in node.log("speculative")
 
@@ -95,7 +87,7 @@ def test_a_pod_serves_survives_its_parts_and_ends_in_order(tmp_path: Path) -> No
             new = json.loads(text)
             new["frontier"]["threshold"] = 7.0
             held.replace({"calibration.json": json.dumps(new)})
-            until(lambda: status(node)["policy"]["frontier"]["threshold"] == 7.0)
+            wait_for(lambda: status(node)["policy"]["frontier"]["threshold"] == 7.0)
 
             # The end of the Pod: a running stream is finished, its server with it, then all end.
             long = body | {"stream": True, "max_tokens": 800, "ignore_eos": True}
@@ -103,7 +95,7 @@ def test_a_pod_serves_survives_its_parts_and_ends_in_order(tmp_path: Path) -> No
                 pieces = stream.iter_raw()
                 got = next(pieces)
                 node.terminate()
-                until(lambda: not node.probe("readinessProbe"), 2)
+                wait_for(lambda: not node.probe("readinessProbe"), 2)
                 got += b"".join(pieces)
             assert got.endswith(b"data: [DONE]\n\n")
             assert got.count(b'"content":') > 200
@@ -153,7 +145,7 @@ def test_a_server_is_ended_only_after_the_router(tmp_path: Path, host: str) -> N
     with socket.create_server((host.strip("[]"), 0), family=family) as router:
         address = f"{host}:{router.getsockname()[1]}"
         with keeper(f"--after={address}", "--", sys.executable, "-c", program) as process:
-            until(begun.exists)
+            wait_for(begun.exists)
             process.send_signal(signal.SIGTERM)
             router.settimeout(5)
             for _ in range(2):  # the keeper looks, and looks again
@@ -174,9 +166,9 @@ def test_what_a_dead_server_leaves_behind_is_ended_before_the_next(tmp_path: Pat
     lives = tmp_path / "lives"
     script = f"sleep 60 & echo $! >> {lives}; kill -9 $$"
     with keeper("--", "sh", "-c", script) as process:
-        until(lambda: lives.exists() and len(lives.read_text(encoding="ascii").split()) >= 2)
+        wait_for(lambda: lives.exists() and len(lives.read_text(encoding="ascii").split()) >= 2)
         first = int(lives.read_text(encoding="ascii").split()[0])
-        until(lambda: not Path(f"/proc/{first}").exists(), 5)
+        wait_for(lambda: not Path(f"/proc/{first}").exists(), 5)
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=10)
         assert process.returncode == 0
