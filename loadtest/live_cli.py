@@ -24,10 +24,11 @@ from loadtest.live_schema import (
     KINDS,
     Offered,
 )
-from loadtest.live_view import WIDTH, report
+from loadtest.live_view import report
 from loadtest.sweep_cli import OUTPUT_TOKENS, POLL_S, command_given
 from loadtest.sweep_probe import KEY_ENV
 from loadtest.sweep_schema import Pace
+from loadtest.sweep_view import WIDTH
 
 LOADS: Final = "8,32,64"
 SECONDS: Final = 60.0

@@ -5,12 +5,11 @@ It shows what is in the document and works nothing out. Rich for the tables; `pl
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Final
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -18,8 +17,8 @@ from loadtest.live_schema import Comparison, Offered, Outcome, Turn
 from loadtest.live_summary import said_of
 from loadtest.plot import agg_figure
 from loadtest.sweep_schema import Figure
+from loadtest.sweep_view import plain_text, plus_minus
 
-WIDTH: Final = 132  # of what goes into a file
 LEGEND: Final = (
     "ms/token: of a request, its whole time by its output tokens. ± and (a-b): 95 % confidence."
     " speculative: share of the requests."
@@ -70,10 +69,7 @@ def _line(comparison: Comparison) -> list[str]:
 
 def summary_text(comparison: Comparison) -> str:
     """The same as plain text."""
-    console = Console(file=io.StringIO(), width=WIDTH, color_system=None, highlight=False)
-    with console.capture() as captured:
-        console.print(report(comparison))
-    return "\n".join(text.rstrip() for text in captured.get().splitlines()) + "\n"
+    return plain_text(report(comparison))
 
 
 def table(load: Offered, outcomes: list[Outcome]) -> Table:
@@ -99,13 +95,6 @@ def table(load: Offered, outcomes: list[Outcome]) -> Table:
             style="bold" if each.ms_per_token.value == best else "",
         )
     return found
-
-
-def plus_minus(figure: Figure, digits: int = 0) -> str:
-    """A figure with half its interval, if there is one."""
-    if figure.high is None:
-        return f"{figure.value:.{digits}f}"
-    return f"{figure.value:.{digits}f} ±{figure.high - figure.value:.{digits}f}"
 
 
 def _bounds(figure: Figure, digits: int) -> str:

@@ -27,7 +27,7 @@ LEGEND: Final = (
 def outcome(point: Point) -> str:
     """A point in one line."""
     text = (
-        f"{_plus_minus(point.output_tok_s)} tok/s, first token {_ms(point.ttft_s.p50)} ms,"
+        f"{plus_minus(point.output_tok_s)} tok/s, first token {_ms(point.ttft_s.p50)} ms,"
         f" {_ms(point.tpot_s.p50)} ms per token, {point.requests} answers in {point.window_s:.1f} s"
     )
     if point.accept_length is not None:
@@ -44,11 +44,22 @@ def report(sweep: Sweep) -> RenderableType:
 
 def summary_text(sweep: Sweep) -> str:
     """The same as plain text."""
+    return plain_text(report(sweep))
+
+
+def plain_text(shown: RenderableType) -> str:
+    """What would be printed, for a file."""
     console = Console(file=io.StringIO(), width=WIDTH, color_system=None, highlight=False)
     with console.capture() as captured:
-        console.print(report(sweep))
-    lines = captured.get().splitlines()
-    return "\n".join(line.rstrip() for line in lines) + "\n"
+        console.print(shown)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
+
+
+def plus_minus(figure: Figure, digits: int = 0) -> str:
+    """A figure with half its interval, if there is one."""
+    if figure.high is None:
+        return f"{figure.value:.{digits}f}"
+    return f"{figure.value:.{digits}f} ±{figure.high - figure.value:.{digits}f}"
 
 
 def _roles(sweep: Sweep) -> list[str]:
@@ -91,7 +102,7 @@ def _table(sweep: Sweep, role: str) -> Table:
 
 def _row(level: LevelSummary) -> Iterator[str]:
     yield str(level.level) if level.rate is None else f"{level.rate:g}/s"
-    yield _plus_minus(level.output_tok_s)
+    yield plus_minus(level.output_tok_s)
     yield _times(level.ttft_s, 1e3, 0)
     yield _times(level.tpot_s, 1e3, 1)
     yield _times(level.latency_s, 1.0, 2)
@@ -113,12 +124,6 @@ def _said(sweep: Sweep) -> Iterator[Text]:
             where.append(f"pass {', '.join(map(str, notice.passes))}")
         place = f" ({', '.join(where)})" if where else ""
         yield Text(f"  {notice.code}{place}: {notice.text}")
-
-
-def _plus_minus(figure: Figure) -> str:
-    if figure.high is None:
-        return f"{figure.value:.0f}"
-    return f"{figure.value:.0f} ±{figure.high - figure.value:.0f}"
 
 
 def _times(spread: Spread, scale: float, digits: int) -> str:

@@ -86,7 +86,7 @@ def prepare(
         plan=todo,
         router=_router(config, flags),
         router_address=(_reachable(settings.host), settings.port),
-        router_url=url_of(settings),
+        router_url=where_to_find(settings),
         base_env={"PYTHONUNBUFFERED": "1", **interpreter_environment()},
         drain=settings.drain_delay + settings.drain_timeout,
         start_timeout=table.start_timeout,
@@ -260,8 +260,8 @@ def _reachable(host: str) -> str:
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 (compared with)
 
 
-def url_of(settings: Settings) -> str:
-    """Return where clients find the router, and operators."""
+def where_to_find(settings: Settings) -> str:
+    """Return where clients find the router, and operators, in words."""
     scheme = "https" if settings.ssl_certfile else "http"
     host = _reachable(settings.host)
     host = f"[{host}]" if ":" in host else host

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from router.calibration import Calibration, format_calibration, parse_calibration
@@ -10,6 +11,9 @@ from router.curves import Curve, Curves, Point
 
 LEVELS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 ACCEPT = 2.8
+# Requests and tokens per second of a pair that crosses between 8 and 32.
+FAST = [(1.0, 200.0), (8.0, 1000.0), (32.0, 1600.0)]
+WIDE = [(1.0, 100.0), (8.0, 700.0), (32.0, 2000.0)]
 
 
 def planted(crossover: float = 16.0, *, accept: float | None = ACCEPT) -> Curves:
@@ -36,3 +40,15 @@ def document(
         known = {name: getattr(found, name) for name in found.__struct_fields__}
         found = Calibration(**(known | {"curves": curves}))
     return format_calibration(found)
+
+
+def written(folder: Path, **fields: Any) -> str:
+    """The path of a calibration of FAST and WIDE with a line at 12; `fields` are the document's."""
+    curves = {
+        name: {"points": [{"concurrency": c, "tokens_per_second": r} for c, r in levels]}
+        for name, levels in (("speculative", FAST), ("baseline", WIDE))
+    }
+    body = {"schema": "crossover.calibration/1", "frontier": {"threshold": 12}, "curves": curves}
+    path = folder / "calibration.json"
+    path.write_text(json.dumps(body | fields))
+    return str(path)

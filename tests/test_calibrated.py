@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,10 +18,9 @@ from router.policies import policy_name
 from router.policy import FixedPolicy, FrontierPolicy
 from router.rules import ForecastPolicy, JoinPolicy
 from router.wiring import first_policy
+from tests.calibrations import FAST, WIDE, written
 from tests.fake_relay import FakeRelay
 
-FAST = [(1.0, 200.0), (8.0, 1000.0), (32.0, 1600.0)]
-WIDE = [(1.0, 100.0), (8.0, 700.0), (32.0, 2000.0)]
 CURVES = Curves(
     speculative=Curve(tuple(Point(c, r) for c, r in FAST)),
     baseline=Curve(tuple(Point(c, r) for c, r in WIDE)),
@@ -78,17 +76,6 @@ def test_a_rule_that_cannot_be_followed_is_refused() -> None:
         read_rule(calibrated(switch_rule=named("fastest")), None)
     with pytest.raises(CalibrationError, match="there are none"):
         read_rule(calibrated(curves=None), "forecast")
-
-
-def written(folder: Path, **fields: Any) -> str:
-    curves = {
-        name: {"points": [{"concurrency": c, "tokens_per_second": r} for c, r in levels]}
-        for name, levels in (("speculative", FAST), ("baseline", WIDE))
-    }
-    body = {"schema": "crossover.calibration/1", "frontier": {"threshold": 12}, "curves": curves}
-    path = folder / "calibration.json"
-    path.write_text(json.dumps(body | fields))
-    return str(path)
 
 
 def test_the_setting_makes_the_policy(tmp_path: Path) -> None:

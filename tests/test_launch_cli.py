@@ -23,7 +23,7 @@ from router.exit_codes import MEANINGS
 from router.launch_cli import launch
 from router.launch_flags import from_args
 from router.launch_gpus import ProbeError, look, read
-from router.launch_prepare import url_of as prepare_url
+from router.launch_prepare import where_to_find
 from router.launch_view import View, shown
 from router.logs import LineWriter
 from tests.launching import fake_gpus, model_folder
@@ -682,4 +682,4 @@ def test_the_address_that_is_shown() -> None:
         {"speculative": "http://a", "baseline": "http://b", "threshold": 1, "host": "::"},
         environ={},
     )
-    assert prepare_url(settings) == "http://[::1]:8000/v1 (admin on port 9400)"
+    assert where_to_find(settings) == "http://[::1]:8000/v1 (admin on port 9400)"

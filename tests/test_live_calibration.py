@@ -21,11 +21,11 @@ from loadtest.live_run import run_live
 from loadtest.live_schema import LiveError, LiveFailedError
 from loadtest.sweep_run import real_instruments
 from router.policy import FrontierPolicy
+from tests.calibrations import written
 from tests.engines import looped
+from tests.live_pair import KEY, NOBODY, options, pair
 from tests.stack import Stack, running_router, until
 from tests.sweeps import Notes
-from tests.test_calibrated import written
-from tests.test_live_http import KEY, NOBODY, options, pair
 
 FIRST, SECOND = "2026-01-01T00:00:00+00:00", "2026-02-02T00:00:00+00:00"
 

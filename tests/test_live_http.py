@@ -9,20 +9,18 @@ import os
 import signal
 import sys
 from collections import defaultdict
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pytest
 
 from loadtest.__main__ import main
-from loadtest.engine import EngineConfig, RunningEngine, running_engine
 from loadtest.live_borrow import Borrowed, borrowed
 from loadtest.live_files import LiveDirectory, Loan
 from loadtest.live_load import Wanted
 from loadtest.live_router import RouterAdmin
-from loadtest.live_run import Options, run_live
+from loadtest.live_run import run_live
 from loadtest.live_schema import (
     Change,
     LiveError,
@@ -33,57 +31,15 @@ from loadtest.live_schema import (
 from loadtest.record import read_records
 from loadtest.sweep_cli import command_given
 from loadtest.sweep_run import real_instruments
-from loadtest.sweep_schema import Pace
 from router.policies import make_policy
-from router.policy import FixedPolicy, FrontierPolicy
 from router.rules import JoinPolicy
+from tests.calibrations import written
 from tests.engines import looped
-from tests.stack import Stack, running_router, until
+from tests.live_pair import KEY, NOBODY, QUICK, options, pair, policy_of
+from tests.stack import running_router, until
 from tests.sweeps import BASE, SPEC, Notes
-from tests.test_calibrated import written
 
 ROOT = Path(__file__).parent.parent
-KEY = "an-admin-key"
-NOBODY = ("http://127.0.0.1:9", "http://127.0.0.1:10")
-QUICK = Pace(warm_up_s=0.1, window_s=0.3, most_window_s=1.0, per_slot=1, poll_s=0.05)
-THREE = ("baseline", "speculative", "frontier")
-
-
-class Pair(NamedTuple):
-    spec: RunningEngine
-    base: RunningEngine
-    stack: Stack
-
-
-@contextlib.asynccontextmanager
-async def pair(tmp_path: Path, *, time_scale: float = 0.05, **settings: Any) -> AsyncIterator[Pair]:
-    """Two servers that share a GPU, with a router that has an admin key."""
-    lock = tmp_path / "gpu"
-    quick = {"time_scale": time_scale, "gpu_lock": lock}
-    async with (
-        running_engine(EngineConfig.quick(SPEC, **quick)) as spec,
-        running_engine(EngineConfig.quick(BASE, **quick)) as base,
-        running_router(spec.url, base.url, **({"admin_key": KEY, "threshold": 12} | settings)) as s,
-    ):
-        yield Pair(spec, base, s)
-
-
-def options(stack: Stack, out: Path, **fields: Any) -> Options:
-    usual: dict[str, Any] = {
-        "url": stack.url, "admin_url": stack.admin_url, "admin_key": KEY, "policies": THREE,
-        "wanted": Wanted(loads=(Offered(in_flight=2),), output_tokens=24, input_tokens=40),
-        "out": out, "pace": QUICK, "settle_s": 3.0, "idle_s": 0.05,
-    }  # fmt: skip
-    return Options(**(usual | fields))
-
-
-def policy_of(stack: Stack) -> tuple[Any, ...]:
-    """What the router decides by, in full."""
-    policy = stack.relay.policy
-    if isinstance(policy, FrontierPolicy):
-        line = policy.frontier
-        return "frontier", line.scope, line.threshold, policy.band, policy.dwell
-    return (policy.role.value,) if isinstance(policy, FixedPolicy) else (type(policy).__name__,)
 
 
 class StopError(Exception):

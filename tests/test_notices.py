@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -139,3 +141,13 @@ def test_a_server_that_says_nothing_of_its_mode() -> None:
     """Not knowing whether a server speculates is no contradiction of its role."""
     unknown: Server = msgspec.structs.replace(server(SPEC), speculates=None)
     assert codes(sweep_notices(sweep(servers=(unknown,)))) == ()
+
+
+def test_the_document_has_every_code() -> None:
+    """SWEEPS.md says of each code what it means and what to do; it names no other."""
+    text = (Path(__file__).parent.parent / "loadtest" / "SWEEPS.md").read_text(encoding="utf-8")
+    table = text.split("| code | means | do |", 1)[1].split("\n\n", 1)[0]
+    firsts = [line.split("|")[1] for line in table.splitlines()[2:]]
+    assert sorted(code for first in firsts for code in re.findall("`([a-z-]+)`", first)) == sorted(
+        CODES
+    )

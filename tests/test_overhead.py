@@ -37,8 +37,8 @@ from loadtest.record import read_records
 from loadtest.summary import Window
 from loadtest.sweep_schema import Figure, Pace, Workload
 from tests.engines import looped
+from tests.live_pair import KEY, Pair, pair, policy_of
 from tests.sweeps import BASE, SPEC, Notes, point, record
-from tests.test_live_http import KEY, Pair, pair, policy_of
 
 QUICK = Pace(warm_up_s=0.1, window_s=0.3, most_window_s=5.0, per_slot=1, poll_s=0.05)
 
