@@ -158,7 +158,10 @@ def _calibration(status: Status) -> Iterator[AdviceItem]:
         seen = f"what {found.path} holds now is not in force: {found.problem}"
         yield _say("calibration_file", "wrong", seen, f"mend the file, or make it anew: {again}")
     if found.alarm is not None:
-        seen = f"the calibration is of another pair, all goes to the baseline server: {found.alarm}"
+        seen = (
+            "the calibration is of another pair, so everything goes to the server that does not"
+            f" speculate: {found.alarm}"
+        )
         yield _say("calibration_alarm", "wrong", seen, again)
     elif found.advice is not None:
         yield _say("recalibrate", "warning", found.advice.removeprefix("recalibrate: "), again)
@@ -170,8 +173,10 @@ def _calibration(status: Status) -> Iterator[AdviceItem]:
 
 def _policy(status: Status) -> Iterator[AdviceItem]:
     name, asked = status.policy.name, str(status.settings.get("policy"))
-    # By a calibration's rule, "frontier" decides under the name of that rule.
-    if name != asked and (asked != "frontier" or name in PLAIN):
+    # "frontier" has other names too: that of a calibration's rule, and that of the server that does
+    # not speculate, to which the watch sends everything while the line is not trusted.
+    ours = asked == "frontier" and (status.policy.configured or name not in PLAIN)
+    if name != asked and not ours:
         seen = f"the policy in force is {name}, the configured one {asked}: an operator changed it"
         mend = f'POST /policy with {{"policy": "{asked}"}} and the admin key, or restart'
         yield _say("policy", "note", seen, mend)

@@ -1,7 +1,4 @@
-"""Builds one relay and its watchers from settings: the only place that knows all the parts.
-
-It builds; no rule of routing, health or replay is here.
-"""
+"""Builds one relay and its watchers from settings: all parts are known here, and no rule."""
 
 from __future__ import annotations
 
@@ -62,7 +59,7 @@ def read_line(settings: Settings) -> tuple[Frontier | None, float | None, float 
 
     Raises CalibrationError, which names the file and says why.
     """
-    loaded = _load(settings)
+    loaded = _load_calibration(settings)
     if loaded is not None:
         terms = loaded[0]
         return terms.frontier, terms.band, terms.dwell
@@ -73,7 +70,7 @@ def _plain_line(settings: Settings) -> Frontier | None:
     return None if settings.threshold is None else make_frontier(settings.threshold, settings.scope)
 
 
-def _load(settings: Settings) -> tuple[Terms, bytes] | None:
+def _load_calibration(settings: Settings) -> tuple[Terms, bytes] | None:
     """What the calibration says under these settings, and its bytes; None without one."""
     path = settings.calibration
     if path is None:
@@ -112,13 +109,13 @@ def _line_policy(settings: Settings, terms: Terms | None) -> Policy | None:
 
 def first_policy(settings: Settings) -> tuple[Policy, Frontier | None]:
     """The policy that settings and calibration ask for, and the line. Raises CalibrationError."""
-    loaded = _load(settings)
+    loaded = _load_calibration(settings)
     terms = loaded[0] if loaded is not None else None
     line = _plain_line(settings) if terms is None else terms.frontier
-    return _first(settings, _line_policy(settings, terms), line), line
+    return _start_policy(settings, _line_policy(settings, terms), line), line
 
 
-def _first(settings: Settings, configured: Policy | None, line: Frontier | None) -> Policy:
+def _start_policy(settings: Settings, configured: Policy | None, line: Frontier | None) -> Policy:
     if settings.policy == "frontier" and configured is not None:
         return configured
     return configured_policy(settings.policy, settings, line)
@@ -132,7 +129,7 @@ def build_relay(
     clock: Callable[[], float] = time.monotonic,
 ) -> Relay:
     """One relay, not yet listening. Raises CalibrationError as `first_policy` does."""
-    loaded = _load(settings)
+    loaded = _load_calibration(settings)
     terms = loaded[0] if loaded is not None else None
     frontier = _plain_line(settings) if terms is None else terms.frontier
     configured = _line_policy(settings, terms)
@@ -155,10 +152,10 @@ def build_relay(
     turns = Turns()
     return Relay(
         settings,
-        policy=_first(settings, configured, frontier),
+        policy=_start_policy(settings, configured, frontier),
         frontier=frontier,
         configured=configured,
-        calibration=None if loaded is None else _state(settings, *loaded),
+        calibration=None if loaded is None else _calibration_state(settings, *loaded),
         tracker=tracker,
         health=health,
         pools={role: _pool(settings, role, clock, turns) for role in ROLES},
@@ -171,7 +168,7 @@ def build_relay(
     )
 
 
-def _state(settings: Settings, terms: Terms, content: bytes) -> CalibrationState:
+def _calibration_state(settings: Settings, terms: Terms, content: bytes) -> CalibrationState:
     acceptance = (settings.acceptance_smoothing, settings.acceptance_bound)
     return CalibrationState(
         str(settings.calibration),
@@ -206,7 +203,7 @@ def _pool(
 
 
 class Watchers:
-    """The pollers and probes of both backends, each with a client of its own."""
+    """What looks at the pair beside the traffic, each over connections of its own."""
 
     def __init__(self, relay: Relay) -> None:
         self.clients: list[PoolClient] = []

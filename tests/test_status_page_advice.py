@@ -20,7 +20,7 @@ from router.fingerprint import Judgement, Mismatch
 from router.load import ROLES, PolicyMemory, Role
 from router.pair_watch import PairState
 from router.policies import make_policy
-from router.policy import Decision, FrontierPolicy, Reason
+from router.policy import Decision, FixedPolicy, FrontierPolicy, Reason
 from router.status_calibration import POINTS, downsampled
 from router.status_live import Live
 from router.vitals import Answer, Probe
@@ -226,6 +226,17 @@ def test_a_rule_of_the_calibration_is_no_change_by_an_operator() -> None:
     curves = [(1.0, 10.0), (64.0, 100.0)]
     watched.relay.policy = make_policy("join-speed", curves=(curves, curves))
     assert watched.found() == []
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_line_that_is_not_trusted_is_no_change_by_an_operator(role: Role) -> None:
+    """The watch sends everything to the server that does not speculate, whichever that really is."""
+    watched = Watched()
+    another_pair(watched)
+    watched.relay.policy = watched.relay.configured = FixedPolicy(role)
+    (finding,) = watched.status()["findings"]
+    assert finding["code"] == "calibration_alarm"
+    assert "everything goes to the server that does not speculate" in finding["seen"]
 
 
 def test_counts_by_reason_are_those_of_the_metrics() -> None:
