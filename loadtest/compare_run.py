@@ -205,13 +205,22 @@ def _calibrated(path: Path, gpus: Gpus) -> Pair:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
     if found.curves is None:
         raise InputError(f"{path} has no curves: make it with loadtest fit, or name them")
+    # A curve in the simulator has decode steps only: two tokens are the shortest answer with one.
+    tokens = max(2.0, known_of(found).get("output_tokens", OUTPUT_TOKENS))
+    speculative, baseline = (
+        curve_from_levels(levels_of(curve), role.value, output_tokens=tokens)
+        for role, curve in (
+            (Role.SPECULATIVE, found.curves.speculative),
+            (Role.BASELINE, found.curves.baseline),
+        )
+    )
     return Pair(
-        speculative=curve_from_levels(levels_of(found.curves.speculative), "speculative"),
-        baseline=curve_from_levels(levels_of(found.curves.baseline), "baseline"),
+        speculative=speculative,
+        baseline=baseline,
         contention=overlaps_of(found),
         gpus=gpus,
         prompt_tokens=0,
-        output_tokens=round(known_of(found).get("output_tokens", OUTPUT_TOKENS)),
+        output_tokens=round(tokens),
     )
 
 

@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from router.calibrated import Terms
-from router.drift import BOUND, DriftMeter
+from router.drift import BOUND, DriftMeter, drift_points
 from router.fingerprint import Judgement
-from router.live_line import LiveRatio, calibrated_accept_length, drift_points
+from router.live_line import LiveRatio, calibrated_accept_length
 from router.load import ROLES, Role
 
 Result = Literal["ok", "refused"]

@@ -18,6 +18,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from router.curves import Curves
 from router.load import Role
 
 SMOOTHING: Final = 0.05  # weight of the newest measurement: a memory of some twenty requests
@@ -95,6 +96,17 @@ class CurveDrift:
             w * level.log_ratio for w, level in zip(weights, self._levels, strict=True) if w
         )
         return math.exp(total / sum(weights))
+
+
+def drift_points(curves: Curves) -> dict[Role, list[tuple[float, float]]]:
+    """The points of both curves as a `DriftMeter` wants them; of a level there twice, the last."""
+    return {
+        role: sorted({p.concurrency: p.tokens_per_second for p in curve.points}.items())
+        for role, curve in (
+            (Role.SPECULATIVE, curves.speculative),
+            (Role.BASELINE, curves.baseline),
+        )
+    }
 
 
 class DriftMeter:

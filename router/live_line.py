@@ -26,7 +26,6 @@ from typing import Final
 
 from router.curves import Curves, common_levels
 from router.frontier import Frontier
-from router.load import Role
 
 DEAD_ZONE: Final = 0.05  # of the ratio in force
 FORGET: Final = 10.0  # time constants without a measurement
@@ -143,14 +142,3 @@ class LiveRatio:
             shift = math.log(other.calibrated / self.calibrated)
             self._log, self._at, self._heard = other._log + shift, other._at, True
             self.live = other.live
-
-
-def drift_points(curves: Curves) -> dict[Role, list[tuple[float, float]]]:
-    """What a `DriftMeter` is made of."""
-    return {
-        role: sorted({p.concurrency: p.tokens_per_second for p in curve.points}.items())
-        for role, curve in (
-            (Role.SPECULATIVE, curves.speculative),
-            (Role.BASELINE, curves.baseline),
-        )
-    }

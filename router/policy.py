@@ -184,15 +184,15 @@ class FrontierPolicy:
             return BASELINE, Reason.NEVER
         cap = snapshot.speculative.cap
         if cap is not None and cap <= n < limit:
-            return Role.BASELINE, Reason.CAP
+            return BASELINE, Reason.CAP
         if n >= limit:
-            return Role.BASELINE, Reason.AT_THRESHOLD
+            return BASELINE, Reason.AT_THRESHOLD
         if self._always:
             return SPECULATIVE, Reason.ALWAYS
         if snapshot.memory.side is BASELINE:
             low_cap = cap is None or below_band(n, cap, self.band)
             if not low_cap or not self.frontier.inside_band(n, m, self.band):
-                return Role.BASELINE, Reason.BAND
+                return BASELINE, Reason.BAND
             # Requests that end in one step make a dip for an instant: only a load that has stayed
             # below the edge opens the way back.
             if snapshot.now - snapshot.memory.above_at < self.dwell:
@@ -252,7 +252,7 @@ class LeastInFlightPolicy:
             n, m = spec.concurrency, base.concurrency
         else:
             n, m = spec.in_flight, base.in_flight
-        role = Role.SPECULATIVE if n <= m else Role.BASELINE
+        role = SPECULATIVE if n <= m else BASELINE
         return _plain(snapshot, info, role, Reason.LEAST_IN_FLIGHT, n, m)
 
 
@@ -296,5 +296,5 @@ def _pinned(snapshot: LoadSnapshot, role: Role) -> tuple[Role | None, Reason]:
 
 def _available(snapshot: LoadSnapshot) -> Role | None:
     if snapshot.speculative.available:
-        return Role.SPECULATIVE
-    return Role.BASELINE if snapshot.baseline.available else None
+        return SPECULATIVE
+    return BASELINE if snapshot.baseline.available else None

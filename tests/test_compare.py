@@ -368,7 +368,10 @@ def test_the_command_compares_a_calibration(tmp_path: Path) -> None:
     assert "forecast" in result.output
 
 
-@pytest.mark.parametrize(("said", "tokens"), [({"output_tokens": "100-300"}, 200), ({}, 128)])
+@pytest.mark.parametrize(
+    ("said", "tokens"),
+    [({"output_tokens": "100-300"}, 200), ({"output_tokens": 16}, 16), ({}, 128)],
+)
 def test_the_forecast_knows_the_length_of_the_calibration(
     tmp_path: Path, said: dict[str, str], tokens: int
 ) -> None:
@@ -384,7 +387,11 @@ def test_the_forecast_knows_the_length_of_the_calibration(
         curves=None, calibration=path, arm=None, trace=None, scale=1.0, low=0.5, shape="steady",
         seconds=40.0, judged_after=None, gpus=1, plot=None,
     )  # fmt: skip
-    assert read_pair(given, []).parameters["output_tokens"] == tokens
+    pair = read_pair(given, [])
+    assert pair.parameters["output_tokens"] == tokens
+    # And its levels are those of the file, whatever the length.
+    for found, levels in zip(pair.levels, (FAST, WIDE), strict=True):
+        assert dict(found) == pytest.approx(dict(level[:2] for level in levels))
 
 
 @pytest.mark.parametrize(
