@@ -33,7 +33,7 @@ TIE: Final = 0.001
 FIXED: Final = {"speculative only": "always", "baseline only": "never"}
 
 
-class SwitchRule(msgspec.Struct, frozen=True):
+class BestRule(msgspec.Struct, frozen=True):
     """The best rule, as a calibration holds it, and how it was found."""
 
     name: str  # `always` and `never`: one server is best, and the line says so
@@ -60,7 +60,7 @@ def best_rule(
     rows: Sequence[Row] | None = None,
     output_tokens: float = OUTPUT_TOKENS,
     shares: Sequence[float] = SHARES,
-) -> SwitchRule:
+) -> BestRule:
     """Simulate the candidates on these curves. Takes seconds. Raises CurveError.
 
     `rows`: the trace to play; the shipped one if there is none of one's own. `shares`: of what the
@@ -88,7 +88,7 @@ def best_rule(
     least = min(scores.values())
     first = next(name for name, score in scores.items() if score <= least * (1.0 + TIE))
     second = min((name for name in scores if name != first), key=scores.__getitem__)
-    return SwitchRule(
+    return BestRule(
         FIXED.get(first, first.partition(",")[0]),
         _parameters(first, pair),
         FIXED.get(second, second),
