@@ -3,6 +3,8 @@
 Only what somebody may want to read is here, about a third of the real page; what is here has the
 same type and the same labels. Gauges are those of the last refresh (every 40 decode steps, each
 prefill, and when idle), as in the real one.
+
+Counts are the batch's (`batching`); only what finished requests leave behind is kept here (`Recorder`).
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 `SimulatedServer.generate` is the one path of every generating route, whatever its dialect: dispatch
 delay, queue or refusal, then a stream or one body. A stream's head is sent with its first chunk, as
 SGLang does, so that headers mean a first token.
+
+Which tokens come when is `engine_core`'s to say, which bytes are made of them the dialect's.
 """
 
 from __future__ import annotations

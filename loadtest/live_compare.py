@@ -5,6 +5,8 @@ the request's number, and an open loop's times of the seed and the pass. Only th
 prompt is another for each policy, since a server would remember what the policy before has asked.
 
 Each cell is on disk before the next begins.
+
+What the figures are is `live_summary`'s to say; the router is changed by `live_borrow` alone.
 """
 
 from __future__ import annotations

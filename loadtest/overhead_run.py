@@ -2,6 +2,8 @@
 
 The router is told to send everything to the one server that is measured. What is measured is on
 disk before the next window begins, so that a run that was stopped goes on.
+
+What a difference says is `overhead`'s.
 """
 
 from __future__ import annotations

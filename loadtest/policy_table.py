@@ -3,6 +3,8 @@
 A cell is one arrangement under one load of one arm: up to fifteen minutes of virtual time, about half
 a second. What is done is in a cache file, one line a cell, with a digest of the code and data that
 it was made with, so that an interrupted run goes on where it was and a change starts over.
+
+How the cells are shown, and what they are compared with, is in `policy_table_text`.
 """
 
 from __future__ import annotations

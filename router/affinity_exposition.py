@@ -3,6 +3,8 @@
 One more collector beside `exposition`, because it reads another object: the memory that the tracker
 keeps. How many requests stayed on a server that the line would not have chosen is
 `crossover_decisions_total{reason="prefix"}`.
+
+Nothing is counted here.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Everything that a decision was made of is in the decision: this checks it after the fact, without
 the policy that made it.
+
+Pure.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ The name is the key in the file, the flag (with dashes) and, in capitals after `
 environment variable. The text under a setting is its help and its documentation, and the example
 at its end is tried by a test. A kind carries its unit: `Seconds` takes 5, "5s" or "250ms", `Size`
 bytes, takes 65536 or "64KiB".
+
+What only makes sense together is in `config_checks`.
 """
 
 from typing import ClassVar, Literal
