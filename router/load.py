@@ -76,7 +76,7 @@ class PolicyMemory(msgspec.Struct, frozen=True, gc=False):
     side: Role = Role.SPECULATIVE
     since: float = float("-inf")
     above_at: float = float("-inf")
-    pending: int = 0
+    arrived: int = 0
     estimate: LoadEstimate | None = None
 
 

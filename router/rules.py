@@ -143,13 +143,13 @@ class ForecastPolicy:
         spec, base = snapshot.speculative, snapshot.baseline
         n, m = spec.in_flight + spec.foreign, base.in_flight + base.foreign
         memory, now = snapshot.memory, snapshot.now
-        estimate, side, since, pending = (
-            memory.estimate, memory.side, memory.since, memory.pending,
+        estimate, side, since, arrived = (
+            memory.estimate, memory.side, memory.since, memory.arrived,
         )  # fmt: skip
         reason, limit, switched = Reason.FORECAST_UNSURE, None, False
         if estimate is None or now - estimate.at >= JUDGE_S:
-            estimate = self._judge(self._estimate(estimate, snapshot, n, m, pending), side, n, m)
-            pending, switched = 0, self._switches(estimate, side)
+            estimate = self._judge(self._estimate(estimate, snapshot, n, m, arrived), side, n, m)
+            arrived, switched = 0, self._switches(estimate, side)
         gain = estimate.gain
         if switched:
             side, since, reason = side.other, now, Reason.FORECAST_SWITCH
@@ -159,7 +159,7 @@ class ForecastPolicy:
         if side is SPECULATIVE and spec.cap is not None and n >= spec.cap < self._measured:
             side, since, reason, limit = BASELINE, now, Reason.CAP, float(spec.cap)
         backend, reason = overruled(snapshot, info, side, reason, self.marks, self.fences)
-        counted = pending + (backend is not None)
+        counted = arrived + (backend is not None)
         memory = PolicyMemory(side, since, memory.above_at, counted, estimate)
         return Decision(backend, reason, n, m, limit, memory, limit, estimate.offered or 0.0, gain)
 

@@ -224,7 +224,7 @@ def test_an_operators_policy_stays() -> None:
 def test_another_rule_keeps_the_server_in_use_and_forgets_the_rest() -> None:
     """From a line to a rule by curves: the side stays, an estimate would mean nothing."""
     desk = Desk()
-    desk.relay.tracker.memory = PolicyMemory(BASE, 7.0, 9.0, pending=3)
+    desk.relay.tracker.memory = PolicyMemory(BASE, 7.0, 9.0, arrived=3)
     rule = {"name": "forecast", "parameters": {}}
     desk.look(document(16, curves=planted(), switch_rule=rule))
     assert isinstance(desk.relay.policy, ForecastPolicy)

@@ -220,7 +220,7 @@ def test_between_judgements_a_decision_repeats_the_last() -> None:
     drive.now += JUDGE_S / 10
     repeated = drive.arrive()
     assert repeated.memory.estimate is judged.memory.estimate
-    assert (judged.memory.pending, repeated.memory.pending) == (1, 2)
+    assert (judged.memory.arrived, repeated.memory.arrived) == (1, 2)
     assert repeated.gain == judged.gain
 
 
