@@ -31,7 +31,7 @@ from loadtest.demo_report import Finished, check_all, invite, report
 from loadtest.demo_speed import Speed, judge, summed, virtual
 from loadtest.demo_stage import MODEL, Operator, Stage, set_up
 from loadtest.demo_view import Board, introduce, make_console, show_stage
-from loadtest.exit_codes import FAILED, INTERRUPTED, TERMINATED
+from loadtest.exit_codes import FAILED, INTERRUPTED, OK, TERMINATED
 from loadtest.record import RequestRecord, write_records
 from loadtest.verdict import Check, Decided
 from router.load import Role
@@ -114,7 +114,7 @@ def _demonstrate(
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         passed = runner.run(_measure(console, options, children, stage, load, ending))
     if not options.keep:
-        return 0 if passed else 1
+        return OK if passed else FAILED
     try:
         invite(console, stage)
         while True:
@@ -122,7 +122,7 @@ def _demonstrate(
             children.check()
     except KeyboardInterrupt:
         console.print("\nStopped.")
-    return 0 if passed else 1
+    return OK if passed else FAILED
 
 
 async def _measure(

@@ -15,16 +15,12 @@ from loadtest.arms import read_trace_file
 from loadtest.live_compare import Load
 from loadtest.live_schema import LiveError, Offered
 from loadtest.prompts import (
-    MARK_TOKENS,
-    TOKENS_PER_WORD,
-    Corpus,
+    TEMPLATE_TOKENS,
     Lengths,
-    Listed,
     Place,
-    Prompts,
     Tokenizer,
     described,
-    read_prompts,
+    prompts_from,
 )
 from loadtest.service import CurveError
 from loadtest.simulator_load import Row
@@ -32,8 +28,7 @@ from loadtest.sweep import Asker
 from loadtest.sweep_schema import Server, Workload
 from loadtest.sweep_turns import Step
 
-# Tokens that a chat template adds to a prompt, with room; and by how much counts of words may be off.
-TEMPLATE_TOKENS: Final = 64
+# By how much a count of tokens from words may be off.
 DOUBT: Final = 1.1
 
 
@@ -69,7 +64,12 @@ class Asking:
         """Raises LiveError and PromptError for what cannot be asked."""
         self._rows = _rows(wanted, server)
         self._wanted = wanted
-        self._prompts = _prompts(wanted, server)
+        self._prompts = prompts_from(
+            wanted.prompts,
+            wanted.seed,
+            Tokenizer.of(server.tokens_per_word, server.tokens_per_mark),
+            input_tokens=wanted.input_tokens,
+        )
         self._lengths = _lengths(wanted, server, self._rows)
         trace = None
         if wanted.trace is not None:
@@ -141,14 +141,3 @@ def _lengths(wanted: Wanted, server: Server, rows: Sequence[Row]) -> Lengths:
     if rows:
         return InOrder(rows, wanted.output_tokens, wanted.input_tokens)
     return Lengths(wanted.output_tokens, (), wanted.input_tokens, wanted.seed)
-
-
-def _prompts(wanted: Wanted, server: Server) -> Prompts:
-    if wanted.prompts is not None:
-        if wanted.input_tokens is not None:
-            raise LiveError("--prompts are as long as they are: leave out --input-tokens")
-        return Listed(read_prompts(wanted.prompts), wanted.seed)
-    tokenizer = Tokenizer(
-        server.tokens_per_word or TOKENS_PER_WORD, server.tokens_per_mark or MARK_TOKENS
-    )
-    return Corpus(wanted.seed, tokenizer, marked=True)

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from loadtest.prompts import TEMPLATE_TOKENS
 from loadtest.sweep_phases import OPEN_ANSWERS
 from loadtest.sweep_schema import Notice, Pace, Point, Server, Sweep
 from router.load import Role
@@ -43,8 +44,6 @@ BUSY_CPU: Final = 0.8
 # Seconds: an event loop that is late by this much adds it to times to the first token of some ten.
 LATE_S: Final = 0.02
 CACHED: Final = 0.1
-# Tokens of a chat template that every prompt begins with: those are in the cache of real users too.
-TEMPLATE: Final = 64
 # Mean requests in the queue that are more than a snapshot of a moment.
 QUEUED: Final = 0.5
 SHORT: Final = 0.95
@@ -170,7 +169,9 @@ def _answers(point: Point) -> Iterator[Found]:
             "repeated-prompts", f"{point.repeated} prompts had been sent before in this sweep"
         )
     share = point.cached_share or 0.0
-    if share >= CACHED and (point.input_tokens is None or share * point.input_tokens > TEMPLATE):
+    # The template that every prompt begins with is in the cache of real users too.
+    tokens = math.inf if point.input_tokens is None else share * point.input_tokens
+    if share >= CACHED and tokens > TEMPLATE_TOKENS:
         yield Found(
             "cache-hits",
             f"{share:.0%} of the prompt tokens came from the prefix cache and cost no prefill:"

@@ -24,16 +24,7 @@ from loadtest.overhead import Conditions, Found, Way, decode, judged, order, res
 from loadtest.overhead_view import outcome
 from loadtest.overhead_window import Between, Options, Parts, measure
 from loadtest.progress import Lines
-from loadtest.prompts import (
-    MARK_TOKENS,
-    TOKENS_PER_WORD,
-    Corpus,
-    Listed,
-    Prompts,
-    Tokenizer,
-    described,
-    read_prompts,
-)
+from loadtest.prompts import Tokenizer, described, prompts_from
 from loadtest.sweep import Asker
 from loadtest.sweep_level import Instruments
 from loadtest.sweep_probe import ServerProbe, public_url
@@ -86,14 +77,12 @@ async def _same_server(admin: RouterAdmin, options: Options, server: Server) -> 
 
 def _wanted(options: Options, server: Server) -> tuple[Found, dict[Way, Asker]]:
     """What the file begins with, and who asks on each way: the same, but for the prompts' marks."""
-    prompts: Prompts
-    if options.prompts is not None:
-        prompts = Listed(read_prompts(options.prompts), options.seed)
-    else:
-        tokenizer = Tokenizer(
-            server.tokens_per_word or TOKENS_PER_WORD, server.tokens_per_mark or MARK_TOKENS
-        )
-        prompts = Corpus(options.seed, tokenizer, marked=True)
+    prompts = prompts_from(
+        options.prompts,
+        options.seed,
+        Tokenizer.of(server.tokens_per_word, server.tokens_per_mark),
+        input_tokens=options.input_tokens,
+    )
     workload = Workload(
         prompts="corpus" if options.prompts is None else described(options.prompts),
         input_tokens=options.input_tokens,

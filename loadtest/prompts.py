@@ -26,7 +26,7 @@ import random
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 import msgspec
 
@@ -46,6 +46,8 @@ PASSAGE_WORDS: Final = (60, 240)
 TOKENS_PER_WORD: Final = 4 / 3
 # What a mark like "(Request 3fa9c1-2-128-57)" is in tokenizers of today's models, about.
 MARK_TOKENS: Final = 16
+# Tokens that a chat template adds to a prompt, with room.
+TEMPLATE_TOKENS: Final = 64
 # A JSON line of a file may be an object with one of these: a text, or turns of which the first is it.
 FIELDS: Final = ("prompt", "text", "question", "turns")
 COLUMNS: Final = ("ContextTokens", "GeneratedTokens")
@@ -72,6 +74,11 @@ class Tokenizer(msgspec.Struct, frozen=True):
 
     per_word: float = TOKENS_PER_WORD
     mark: float = MARK_TOKENS
+
+    @classmethod
+    def of(cls, per_word: float | None, mark: float | None) -> Self:
+        """As a server counts; what it does not say is taken as usual."""
+        return cls(per_word or TOKENS_PER_WORD, mark or MARK_TOKENS)
 
 
 class Prompts(Protocol):
@@ -173,6 +180,22 @@ def corpus_lines(name: str) -> list[str]:
 def mark(prompt: str, place: Place, salt: str) -> str:
     """The prompt with something in front that no other has."""
     return f"(Request {salt}-{place.number}-{place.step}-{place.at}) {prompt}"
+
+
+def prompts_from(
+    file: Path | None,
+    seed: int,
+    tokenizer: Tokenizer,
+    *,
+    input_tokens: int | None,
+    marked: bool = True,
+) -> Prompts:
+    """The prompts of this file, or the shipped ones. Raises PromptError."""
+    if file is None:
+        return Corpus(seed, tokenizer, marked=marked)
+    if input_tokens is not None:
+        raise PromptError("--prompts are as long as they are: leave out --input-tokens")
+    return Listed(read_prompts(file), seed)
 
 
 def read_prompts(path: Path) -> list[str]:

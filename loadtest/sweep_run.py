@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,16 +21,12 @@ from loadtest.client import ChatClient
 from loadtest.on_disk import locked
 from loadtest.progress import Lines
 from loadtest.prompts import (
-    MARK_TOKENS,
-    TOKENS_PER_WORD,
-    Corpus,
+    TEMPLATE_TOKENS,
     Lengths,
-    Listed,
-    PromptError,
     Prompts,
     Tokenizer,
     described,
-    read_prompts,
+    prompts_from,
     read_trace,
 )
 from loadtest.sweep import Asker, ConcurrencySweep, Target
@@ -40,9 +36,6 @@ from loadtest.sweep_probe import ServerProbe
 from loadtest.sweep_schema import Pace, Plan, Server, Sweep, SweepError, Workload
 from router import __version__
 from router.load import Role
-
-# Tokens that a chat template adds to a prompt, with room.
-TEMPLATE_TOKENS: Final = 64
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,16 +155,14 @@ def _asker(options: Options, servers: Sequence[Server]) -> tuple[Asker, Workload
 
 
 def _prompts(options: Options, servers: Sequence[Server]) -> Prompts:
-    if options.prompts is not None:
-        if options.input_tokens is not None:
-            raise PromptError("--prompts are as long as they are: leave out --input-tokens")
-        return Listed(read_prompts(options.prompts), options.seed)
-    told = next((server for server in servers if server.tokens_per_word), None)
-    tokenizer = Tokenizer(
-        (told and told.tokens_per_word) or TOKENS_PER_WORD,
-        (told and told.tokens_per_mark) or MARK_TOKENS,
+    told = next((server for server in servers if server.tokens_per_word), servers[0])
+    return prompts_from(
+        options.prompts,
+        options.seed,
+        Tokenizer.of(told.tokens_per_word, told.tokens_per_mark),
+        input_tokens=options.input_tokens,
+        marked=options.unique,
     )
-    return Corpus(options.seed, tokenizer, marked=options.unique)
 
 
 def now() -> str:

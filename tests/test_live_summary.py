@@ -33,7 +33,7 @@ from loadtest.live_schema import (
 )
 from loadtest.live_summary import Passed, advise, outcome, said_of
 from loadtest.live_view import draw, summary_text
-from loadtest.prompts import Place
+from loadtest.prompts import Place, PromptError
 from loadtest.record import RequestRecord
 from loadtest.simulator_load import Row
 from loadtest.summary import Window
@@ -322,7 +322,7 @@ def test_a_trace_that_does_not_fit(tmp_path: Path) -> None:
         Asking(Wanted(loads=(), trace=tmp_path / "x.csv"), server(BASE))
     with pytest.raises(LiveError, match="need 8264 tokens"):
         Asking(Wanted(loads=(), output_tokens=8200), server(BASE, context_length=8192))
-    with pytest.raises(LiveError, match="leave out --input-tokens"):
+    with pytest.raises(PromptError, match="leave out --input-tokens"):
         Asking(Wanted(loads=(), output_tokens=9, input_tokens=9, prompts=path), server(BASE))
 
 

@@ -32,7 +32,7 @@ from loadtest.overhead import (
 from loadtest.overhead_run import FILE, run_overhead
 from loadtest.overhead_view import report, sentence
 from loadtest.overhead_window import Between, Options
-from loadtest.prompts import Place
+from loadtest.prompts import Place, PromptError
 from loadtest.record import read_records
 from loadtest.summary import Window
 from loadtest.sweep_schema import Figure, Pace, Workload
@@ -254,6 +254,18 @@ def test_bad_lengths(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*asked, "--admin-url", "http://c", "--output-tokens", text]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "--output-tokens is as in 128 or 64-192" in line
+
+
+@looped
+async def test_prompts_are_as_long_as_they_are(tmp_path: Path) -> None:
+    """A length beside a file of prompts would be written down and never asked for: it is refused."""
+    file = tmp_path / "prompts.txt"
+    file.write_text("Why?\n", encoding="utf-8")
+    async with pair(tmp_path) as up:
+        before = policy_of(up.stack)
+        with pytest.raises(PromptError, match="leave out --input-tokens"):
+            await run_overhead(options(up, tmp_path / "out", prompts=file), Notes())
+        assert policy_of(up.stack) == before
 
 
 def test_nobody_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
