@@ -307,7 +307,11 @@ def test_the_planted_line_is_found_and_followed(tmp_path: Path) -> None:
             # Nothing is measured twice.
             again = Notes()
             assert (await calibrate(asked, again)).curves == made.curves
-            assert not [text for text in again.said if text.startswith("both at once")]
+            # A pair of levels that a busy machine let overlap for too short a time may be tried again.
+            left_out = [text for text in notes.said if text.startswith("left out: ")]
+            for text in again.said:
+                if text.startswith("both at once"):
+                    assert any(each.startswith(f"left out: {text}:") for each in left_out)
 
             from router.calibration import format_calibration
 
