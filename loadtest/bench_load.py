@@ -17,7 +17,8 @@ from typing import Final, cast
 
 import msgspec
 
-from loadtest.bench_backend import LAST_EVENTS, STAMP, STAMP_SIZE, Counts
+from loadtest.bench_answers import LAST_EVENTS, STAMP, STAMP_SIZE
+from loadtest.bench_backend import Counts
 from loadtest.bench_cost import Usage
 
 LENGTH: Final = re.compile(rb"\ncontent-length: *(\d+)", re.IGNORECASE)

@@ -16,7 +16,8 @@ from typing import Final
 import uvloop
 
 from loadtest import bench_backend
-from loadtest.bench_backend import ANSWER, LENGTH, STREAM_HEAD, Counts, Wanted, as_chunk, serve
+from loadtest.bench_answers import ANSWER, STREAM_HEAD, as_chunk
+from loadtest.bench_backend import LENGTH, Counts, Wanted, serve
 
 FLOOD: Final = "flood"
 FILL: Final = "x" * 994  # with the rest of the event it is 1 KiB

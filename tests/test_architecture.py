@@ -86,6 +86,7 @@ PURE = {
         "affinity_tried",
         "arrivals",
         "batching",
+        "bench_answers",
         "choose",
         "clairvoyant",
         "compare",

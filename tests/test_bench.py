@@ -16,16 +16,8 @@ import uvloop
 
 from loadtest.__main__ import main
 from loadtest.bench import check_platform, failed, run
-from loadtest.bench_backend import (
-    ANSWER,
-    CHUNK,
-    STAMP,
-    STAMP_SIZE,
-    Wanted,
-    ending,
-    stamped,
-    wanted,
-)
+from loadtest.bench_answers import ANSWER, CHUNK, STAMP, STAMP_SIZE, ending, stamped
+from loadtest.bench_backend import Wanted, wanted
 from loadtest.bench_cost import (
     BARE,
     DIRECT,

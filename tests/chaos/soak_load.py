@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from typing import Final, cast
 
-from loadtest.bench_backend import LAST_EVENTS
+from loadtest.bench_answers import LAST_EVENTS
 
 LENGTH: Final = re.compile(rb"\ncontent-length: *(\d+)", re.IGNORECASE)
 LAST_CHUNK: Final = b"\r\n0\r\n\r\n"
