@@ -182,7 +182,7 @@ class Driver:
             self._running = False
         if self.exchange.flow is not None and self.exchange.request.body:
             self.exchange.request.body = b""  # nothing is sent again once the head went out
-            self.client.body_done()
+            self.client.release_bodies()
         if self.exchange.state is DONE and not self._reported:
             self._reported = True
             if self._peek_timer is not None:

@@ -81,7 +81,7 @@ class RelayProtocol(ReceivingProtocol):
         self._deaf = True
         self.queue.clear()
         self.incoming = None
-        self.body_done()
+        self.release_bodies()
         driver, self.driver = self.driver, None
         if driver is not None:
             driver.client_gone()
@@ -197,7 +197,7 @@ class RelayProtocol(ReceivingProtocol):
 
     def _next(self, now: float, *, close: bool) -> None:
         if self._buffered:
-            self.body_done()
+            self.release_bodies()
         if close or self._leaving or (self._deaf and not self.queue):
             self._close()
             return
@@ -230,7 +230,7 @@ class RelayProtocol(ReceivingProtocol):
         if close and not whole and not self.transport.is_closing():
             # The client may still be sending: closing now would reset what it has yet to read.
             self._deaf = True
-            self.body_done()  # the client may linger, its body does not
+            self.release_bodies()  # the client may linger, its body does not
             self._enter(CLOSING, self.clock())
             if self.transport.can_write_eof():
                 self.transport.write_eof()

@@ -1,8 +1,11 @@
 """What the parser says of one client connection: requests, whole, checked and in order.
 
 The base of `router.receiving.ReceivingProtocol`. It replaces uvicorn's parser callbacks: each
-request is collected as an `Incoming`, refused as early as its head allows, and put in the
-connection's one queue when it is whole. Reading and answering are the subclasses'.
+request is collected as an `Incoming` and refused as early as its head allows. When it is whole it
+begins at once, or waits in the connection's one queue behind those that came before it.
+
+It may not read the socket, keep time or answer: those are the subclasses'. Nor may a callback let
+an exception out, which the parser would take for an error of the client's.
 """
 
 from __future__ import annotations
@@ -52,7 +55,7 @@ HEAD, BODY, IDLE, BUSY, CLOSING = Phase
 
 
 class ParsingProtocol(HttpToolsProtocol):
-    """Collects requests; `_advance` of a subclass takes them from `queue`."""
+    """Collects requests, for `_begin` of a subclass to answer and `_advance` to take from `queue`."""
 
     table: Mapping[bytes, Route] = TABLE  # what this listener relays
 
@@ -74,27 +77,28 @@ class ParsingProtocol(HttpToolsProtocol):
         self.incoming: Incoming | None = None  # its head is there, its body is arriving
         self._target = b""
         self._headers: Headers | None = None  # of a head that is arriving
-        self.queue: list[Incoming] = []  # a deque takes 600 bytes when it is empty
+        self.queue: list[Incoming] = []  # whole, or refused; a deque takes 600 bytes when empty
         self._ahead = 0  # bytes received while BUSY
         self._deaf = False  # nothing that still comes can be a request
         self._head_bytes = 0  # received of the head that is arriving, in earlier reads
         self._read_bytes = 0  # of the current read
         self._read_body = 0  # bytes of bodies in it
         self._framing_bytes = 0  # around the chunks of the body that is arriving
-        self._begun = False  # whether that head began in the current read
-        self._raw_body: ChunkedReader | int | None = None  # of a body that is read by hand
+        self._head_is_new = False  # whether the head that is arriving began in the current read
+        # What is to come of a body that the parser does not see: so many bytes, or chunks. None: it
+        # sees them all.
+        self._unparsed: ChunkedReader | int | None = None
         self._unknown: bytes | None = None  # a read that may begin with a head to be learned
         self._buffered = 0  # bytes of bodies counted in `relay.buffered`
 
     # ------------------------------------------------------------------ parser callbacks
-    # An exception of ours in one would become a parser error and a 400: they catch their own.
 
     def on_message_begin(self) -> None:
         """A request begins."""
         self._target = b""
         self._headers = []
         self._head_bytes = self._framing_bytes = 0
-        self._begun = True
+        self._head_is_new = True
         if self.phase is IDLE:
             self._enter(HEAD, self.now)
 
@@ -142,7 +146,7 @@ class ParsingProtocol(HttpToolsProtocol):
             if self._unknown is not None:
                 relay.known_requests.learn(self._unknown, incoming)
                 self._unknown = None
-        except Exception:  # noqa: BLE001 (see above)
+        except Exception:  # noqa: BLE001 (to the parser it would be an error of the client's)
             _log.exception("request head")
             self._refuse(errors.INTERNAL)
 
@@ -151,8 +155,7 @@ class ParsingProtocol(HttpToolsProtocol):
         incoming = self.incoming
         if incoming is None or self._deaf:
             return
-        if incoming.waits_for_continue:
-            incoming.waits_for_continue = False
+        incoming.waits_for_continue = False
         relay = self.relay
         length = len(body)
         self._read_body += length
@@ -171,11 +174,12 @@ class ParsingProtocol(HttpToolsProtocol):
             incoming.add(body)
 
     def on_message_complete(self) -> None:
-        """The request is whole, or the head of an upgrade is."""
+        """The request is whole, or the head of an upgrade is, whose body the parser does not see."""
         if self.incoming is not None and not self.incoming.facts.upgrade:
             self._whole()
 
     def _whole(self) -> None:
+        """The request is whole: its turn has come, or it waits for that."""
         incoming, self.incoming = self.incoming, None
         if incoming is None or self._deaf:
             return
@@ -192,15 +196,15 @@ class ParsingProtocol(HttpToolsProtocol):
     # ------------------------------------------------------------------ shared with the subclass
 
     def _advance(self) -> None:
-        """Start the next request if nothing is being answered."""
+        """Begin what is in the queue, one after another, unless an answer is under way."""
         raise NotImplementedError  # the subclass's
 
     def _begin(self, incoming: Incoming) -> None:
-        """Start this request: nothing is being answered and none is before it."""
+        """Answer this request now: no answer is under way, and none before it is waiting."""
         raise NotImplementedError  # the subclass's
 
     def _refuse(self, error: ErrorAnswer) -> None:
-        """Answer the request being received in its turn, and read no further ones."""
+        """Answer the request that is arriving with this in its turn, and read no further ones."""
         incoming = self.incoming or Incoming.failed(error)
         self.incoming = self._headers = None
         self._deaf = True
@@ -230,8 +234,8 @@ class ParsingProtocol(HttpToolsProtocol):
         self.since = now
         self.quiet_until = 0.0
 
-    def body_done(self) -> None:
-        """Give back the bytes of bodies: only those of requests that wait are still held."""
+    def release_bodies(self) -> None:
+        """Stop counting bodies that are not held any more: all but those arriving or waiting here."""
         held = sum(waiting.size for waiting in self.queue) if self.queue else 0
         if self.incoming is not None:
             held += self.incoming.size

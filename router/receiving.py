@@ -1,8 +1,12 @@
 """What comes in on one client connection, read by read.
 
 The base of `router.frontend.RelayProtocol`. A read goes to the parser (`router.parsing`), except
-where that is spared: a request whose head is known is taken as it is, and a body after the head of
-an upgrade is read by hand. The limits that the parser cannot keep are kept here.
+where that is spared: a request whose head is known is taken as it is, and so is its body; the body
+after the head of an upgrade is read here because the parser stops before it. The limits that the
+parser cannot keep are kept here.
+
+It may not answer, nor stop reading, but for the turns of the loop in which other large steps are due
+(`turns`): it says `_begin` or `_refuse` and reads on.
 """
 
 from __future__ import annotations
@@ -16,7 +20,13 @@ from router.framing import ChunkedReader, FramingError
 from router.parsing import BODY, BUSY, ParsingProtocol
 from router.turns import LARGE
 
-MAX_AHEAD: Final = 65_536  # bytes that a client may send while its last request is being answered
+# Bytes that a client may send while its last request is being answered. uvicorn pauses reading
+# beyond as many; here that would hide that the client left, so one that sends more is cut off.
+MAX_AHEAD: Final = 65_536
+# Bytes around the chunks of a body for each byte in them. The smallest chunk, of one byte, has 5;
+# the rest is for zeros before a size and for extensions. More than that is sent to keep us busy.
+FRAMING_PER_BYTE: Final = 16
+_EMPTY_LINE: Final = b"\r\n\r\n"
 
 
 class ReceivingProtocol(ParsingProtocol):
@@ -37,8 +47,8 @@ class ReceivingProtocol(ParsingProtocol):
         if len(data) >= LARGE:
             self.transport.pause_reading()
             self.relay.turns.ask(self._read_on)
-        if self._raw_body is not None:
-            data = self._feed_raw_body(data)
+        if self._unparsed is not None:
+            data = self._read_unparsed(data)
         elif (
             self._headers is None
             and self.incoming is None
@@ -62,23 +72,25 @@ class ReceivingProtocol(ParsingProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._upgraded(data[upgrade.args[0] :])
+            self._ignore_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError:
             if not self._deaf:
                 self._refuse(errors.BAD_REQUEST)
         incoming = self.incoming
         if incoming is not None and incoming.facts.chunked and not self._deaf:
-            # Trailers, and what frames the chunks: more than 16 bytes for each of the body's.
+            # What frames the chunks, and trailers, which may be as long as a head.
             self._framing_bytes += len(data) - self._read_body
-            if self._framing_bytes > self.relay.head_limits.total + 16 * incoming.size:
+            most = self.relay.head_limits.total + FRAMING_PER_BYTE * incoming.size
+            if self._framing_bytes > most:
                 self._refuse(errors.HEADERS_TOO_LARGE)
         if self._headers is not None and not self._deaf:
             # The parser keeps an unfinished header to itself, however long it grows. Of the read
             # in which the head begins, at most what follows the last empty line belongs to it.
-            if self._begun:
-                after = data.rfind(b"\r\n\r\n") + 4
-                self._head_bytes = min(len(data) - after, len(data) - self._read_body)
-                self._begun = False
+            if self._head_is_new:
+                last = data.rfind(_EMPTY_LINE)
+                before = 0 if last < 0 else last + len(_EMPTY_LINE)
+                self._head_bytes = len(data) - max(before, self._read_body)
+                self._head_is_new = False
             else:
                 self._head_bytes += len(data)
             if self._head_bytes > self.relay.head_limits.total:
@@ -96,8 +108,8 @@ class ReceivingProtocol(ParsingProtocol):
         if found is None:
             self._unknown = data
             return data
-        model, start, length = found
-        incoming = model.again(length)
+        known, start, length = found
+        incoming = known.again(length)
         if relay.admission_error(incoming) is not None:
             return data  # to be refused in the ordinary way
         end = start + length
@@ -110,22 +122,28 @@ class ReceivingProtocol(ParsingProtocol):
             self._begin(incoming)
             return data[end:]
         self.incoming = incoming
-        self._raw_body = length
+        self._unparsed = length
         self._enter(BODY, self.now)
-        return self._feed_raw_body(data[start:])
+        return self._read_unparsed(data[start:])
 
-    def _upgraded(self, rest: bytes) -> None:
-        """The parser takes what follows the head of an upgrade for another protocol: it is HTTP/1.1."""
+    def _ignore_upgrade(self, rest: bytes) -> None:
+        """Serve a request to upgrade as the HTTP/1.1 that it also is; `rest` follows its head.
+
+        To the parser that is another protocol, and it reads no further.
+        """
         incoming = self.incoming
         if incoming is None or self._deaf:
             self._deaf = True
             return
-        self._raw_body = ChunkedReader() if incoming.facts.chunked else incoming.length or 0
-        self._feed_raw_body(rest)
+        self._unparsed = ChunkedReader() if incoming.facts.chunked else incoming.length or 0
+        self._read_unparsed(rest)
 
-    def _feed_raw_body(self, data: bytes) -> bytes:
-        """Read a body by hand; what follows it. Nothing may follow the body of an upgrade."""
-        reader, rest = self._raw_body, b""
+    def _read_unparsed(self, data: bytes) -> bytes:
+        """Read more of a body without the parser, and give what follows it.
+
+        Nothing may follow the body of an upgrade, and only such a body comes here in chunks.
+        """
+        reader, rest = self._unparsed, b""
         try:
             if isinstance(reader, ChunkedReader):
                 for payload in reader.feed(data):
@@ -136,15 +154,15 @@ class ReceivingProtocol(ParsingProtocol):
                 if left:
                     self.on_body(data[:left])
                     rest = data[left:]
-                self._raw_body = left - min(left, len(data))
-                whole = self._raw_body == 0
+                self._unparsed = left - min(left, len(data))
+                whole = self._unparsed == 0
         except FramingError:
             self._refuse(errors.BAD_REQUEST)
             return b""
         if not whole or self._deaf:
             return b""
         upgraded = self.incoming is not None and self.incoming.facts.upgrade
-        self._raw_body = None
+        self._unparsed = None
         self._whole()
         if upgraded:
             self._deaf = True
