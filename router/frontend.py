@@ -2,14 +2,13 @@
 
 uvicorn keeps what it does well: sockets, TLS, lifespan, and the ASGI path for everything that is
 not relayed. Its request handling is taken over whole, because it knows nothing of a request that
-has no ASGI task: one queue per connection for relayed and ordinary requests, so nothing starts or
-answers before the answer ahead of it is complete; a shutdown that lets exchanges finish; limits
-and timers from the first byte of a connection on.
-
-Reading is never paused while an answer is under way: a paused socket would not show that the
-client left. What a client sends ahead meanwhile is capped.
-
+has no ASGI task: one queue per connection for relayed and ordinary requests; a shutdown that lets
+exchanges finish; limits and timers from the first byte of a connection on.
 `tests/test_uvicorn_contract.py` pins what this class relies on in uvicorn's.
+
+It may not begin a request or write an answer before the one ahead is complete, nor pause reading
+meanwhile: a paused socket would not show that the client left (`receiving` caps what is sent
+ahead). Who is let in is the relay's to say, and what a relayed answer is the exchange's.
 """
 
 from __future__ import annotations
@@ -60,9 +59,9 @@ class RelayProtocol(ReceivingProtocol):
     ) -> None:
         super().__init__(relay, config, server_state, app_state, _loop)
         self.driver: Driver | None = None
-        self._full_since: float | None = None  # when the client stopped reading
-        self._leaving = False  # shut down: close after the answer under way
-        self._advancing = False
+        self._paused_at: float | None = None  # since when the client has not been reading
+        self._draining = False  # close after the answer under way
+        self._advancing = False  # so that requests answered at once are a loop, not a recursion
 
     # ------------------------------------------------------------------ transport events
 
@@ -73,7 +72,7 @@ class RelayProtocol(ReceivingProtocol):
             len(self.connections) > self.relay.settings.max_connections
             or not self.relay.files.may_accept()
         ):
-            self._answer(errors.TOO_MANY_CONNECTIONS)
+            self._write_error(errors.TOO_MANY_CONNECTIONS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client is gone: whatever runs for it ends now."""
@@ -95,23 +94,23 @@ class RelayProtocol(ReceivingProtocol):
             self.transport.abort()
 
     def pause_writing(self) -> None:
-        """The client reads slowly."""
+        """The client reads slower than we write."""
         super().pause_writing()
-        self._full_since = self.clock()
+        self._paused_at = self.clock()
         if self.driver is not None:
             self.driver.client_paused()
 
     def resume_writing(self) -> None:
         """The client reads again."""
         super().resume_writing()
-        self._full_since = None
+        self._paused_at = None
         if self.driver is not None:
             self.driver.client_resumed()
 
     # ------------------------------------------------------------------ one request after another
 
     def _advance(self) -> None:
-        """Start the next request if nothing is being answered."""
+        """Begin what is in the queue, one after another, unless an answer is under way."""
         if self._advancing:
             return
         self._advancing = True
@@ -120,24 +119,25 @@ class RelayProtocol(ReceivingProtocol):
         self._advancing = False
 
     def _begin(self, incoming: Incoming) -> None:
-        """Start one request."""
+        """Answer this request now; a fault of ours on the way is answered too."""
         try:
-            self._start(incoming)
+            self._dispatch(incoming)
         except Exception:  # noqa: BLE001 (the connection must go on)
             _log.exception("request")
             self._fail()
 
-    def _start(self, incoming: Incoming) -> None:
+    def _dispatch(self, incoming: Incoming) -> None:
+        """To its refusal, to the application, or to the relay."""
         self._enter(BUSY, self.now)
         self._ahead = 0
         if incoming.error is not None:
-            self._answer(incoming.error, incoming)
+            self._write_error(incoming.error, incoming)
         elif incoming.route is None:
-            self._start_ordinary(incoming)
+            self._serve_ordinary(incoming)
         else:
             request = self.relay.request_from(incoming, self.now)
             if isinstance(request, errors.ErrorAnswer):
-                self._answer(request, incoming, close=not incoming.keep_alive)
+                self._write_error(request, incoming, close=not incoming.keep_alive)
                 return
             self.driver = Driver(request, self, self.relay)
             if self.flow.write_paused:  # still full of the answer before
@@ -152,9 +152,9 @@ class RelayProtocol(ReceivingProtocol):
         if driver is not None and driver.exchange.answer.begun:
             self.transport.abort()
         else:
-            self._answer(errors.INTERNAL)
+            self._write_error(errors.INTERNAL)
 
-    def _start_ordinary(self, incoming: Incoming) -> None:
+    def _serve_ordinary(self, incoming: Incoming) -> None:
         """The ASGI path, with the whole body at hand."""
         cycle = RequestResponseCycle(
             scope=scope_for(self, incoming),
@@ -166,7 +166,7 @@ class RelayProtocol(ReceivingProtocol):
             default_headers=self.server_state.default_headers,
             message_event=asyncio.Event(),
             expect_100_continue=False,
-            keep_alive=incoming.keep_alive and not self._leaving,
+            keep_alive=incoming.keep_alive and not self._draining,
             on_response=self._ordinary_done,
         )
         cycle.body = bytearray(incoming.take_body())
@@ -198,7 +198,7 @@ class RelayProtocol(ReceivingProtocol):
     def _next(self, now: float, *, close: bool) -> None:
         if self._buffered:
             self.release_bodies()
-        if close or self._leaving or (self._deaf and not self.queue):
+        if close or self._draining or (self._deaf and not self.queue):
             self._close()
             return
         if self.incoming is not None:
@@ -211,10 +211,10 @@ class RelayProtocol(ReceivingProtocol):
 
     # ------------------------------------------------------------------ refusing and closing
 
-    def _answer(
+    def _write_error(
         self, error: ErrorAnswer, incoming: Incoming | None = None, *, close: bool = True
     ) -> None:
-        """Write an error of our own; `close` unless the request itself was sound."""
+        """Answer with an error, now, and go on; `close` unless the request itself was sound."""
         request_id = self.relay.refused(error, incoming, self.since)
         extra = b"x-request-id: %b\r\n" % request_id.encode()
         if incoming is not None:
@@ -222,7 +222,7 @@ class RelayProtocol(ReceivingProtocol):
         if incoming is not None and incoming.allow:
             extra += b"allow: %b\r\n" % incoming.allow
         head_only = incoming is not None and incoming.method == b"HEAD"
-        close = close or self._leaving
+        close = close or self._draining
         self.write(
             error_answer(error, extra, self.relay.shared.common, close=close, head_only=head_only)
         )
@@ -258,8 +258,8 @@ class RelayProtocol(ReceivingProtocol):
             return
         settings = self.relay.settings
         spent = now - self.since
-        full = self._full_since
-        if full is not None and now - full > settings.write_timeout:
+        paused = self._paused_at
+        if paused is not None and now - paused > settings.write_timeout:
             self.transport.abort()
         elif self.phase is BUSY or self.queue:
             pass  # an application answers, or a large body waits for its turn
@@ -269,7 +269,7 @@ class RelayProtocol(ReceivingProtocol):
         elif self.phase is CLOSING:
             if spent > (settings.write_timeout if self.transport.is_closing() else LINGER):
                 self.transport.abort()
-        elif self._leaving and self._silent and spent > ARRIVING:
+        elif self._draining and self._silent and spent > ARRIVING:
             self._close()
         elif spent > (settings.header_timeout if self.phase is HEAD else settings.body_timeout):
             if self._silent:
@@ -278,8 +278,8 @@ class RelayProtocol(ReceivingProtocol):
                 self._refuse(errors.REQUEST_TIMEOUT)
 
     def shutdown(self) -> None:
-        """Called by uvicorn: close as soon as nothing is under way."""
-        self._leaving = True
+        """Called by uvicorn when the router ends: close as soon as nothing is under way."""
+        self._draining = True
         if self.phase is BUSY or self.queue:
             if self.cycle is not None:
                 self.cycle.keep_alive = False
@@ -289,7 +289,7 @@ class RelayProtocol(ReceivingProtocol):
 
     @property
     def _silent(self) -> bool:
-        """Whether it has not said a word."""
+        """Whether the client has not said a word yet."""
         return self.phase is HEAD and self.incoming is None and self._headers is None
 
 
