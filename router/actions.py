@@ -1,6 +1,6 @@
 """What an `Exchange` tells its shell to do, and what it is given to work with.
 
-Actions are values. The shell carries them out in order; an event that arises on the way (a write
+Actions are values, and nothing here acts. The shell carries them out in order; an event that arises on the way (a write
 that pauses the client) may change the exchange at once, but its actions wait behind the ones being
 carried out, so nothing is ever entered twice.
 """

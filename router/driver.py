@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from router.actions import Action, Actions, Do, Finish, Open, Sample, Write
 from router.breaker import Verdict
-from router.exchange import Exchange, State
+from router.exchange import Exchange
+from router.exchange_core import State
 from router.load import Role
 
 if TYPE_CHECKING:

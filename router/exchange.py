@@ -2,7 +2,8 @@
 
 Events come in as method calls, actions go out as values (`router.actions`); time is an argument.
 All rules of replay, peeking, holding, back-pressure and outcome are here and in `exchange_core`,
-what the events share; nothing is asked about sockets.
+what the events share. It may not know of sockets, decode what it relays, or send anything twice but
+by the rules below. An event that comes too late for its state is no event.
 
     DECIDING -> CONNECTING -> WAITING -> HOLDING  -> DONE    a small answer: of known length, or JSON
                                       -> PEEKING  -> ...     a stream, until its first event
@@ -42,14 +43,11 @@ from router.exchange_core import (
     RELAYING,
     WAITING,
     ExchangeCore,
-    State,
 )
 from router.framing import ResponseHead
 from router.metrics import Outcome, Retry
 from router.policy import Reason
 from router.sse import SseScanner, usage_of
-
-__all__ = ["Exchange", "State"]
 
 
 class Exchange(ExchangeCore):
@@ -65,16 +63,16 @@ class Exchange(ExchangeCore):
         shared.budget.deposit()
         shared.refresh(now)
         tracker, info = shared.tracker, self.request.info
-        talk = info.conversation
-        decision = shared.policy.decide(tracker.snapshot(now, talk), info)
+        decision = shared.policy.decide(tracker.snapshot(now, info.conversation), info)
         self.decision, self.decided_at = decision, now
         self.answer.explain(decision)
         if decision.backend is None:
             error = errors.NO_BACKEND if info.pinned is None else errors.PINNED_UNAVAILABLE
             return (NOTE_DECISION, *self._reject(error, now))
-        self._lease = tracker.lease(decision.backend, now, decision.memory, talk, info.prompt_bytes)
+        role, memory = decision.backend, decision.memory
+        self._lease = tracker.lease(role, now, memory, info.conversation, info.prompt_bytes)
         self.state = CONNECTING
-        return (NOTE_DECISION, Open(decision.backend))
+        return (NOTE_DECISION, Open(role))
 
     def reject(self, error: ErrorAnswer, now: float) -> Actions:
         """Answer without a backend: a limit of ours was reached before the decision."""
@@ -113,10 +111,10 @@ class Exchange(ExchangeCore):
         self.first_byte_at = self._last_byte_at = now
         if head.status in REFUSALS:
             pressure = Sample(self._role, Verdict.BACK_PRESSURE)
-            self._pressed = True
-            if self._refusal is not None:
+            self._is_refusal = True
+            if self._kept_refusal is not None:
                 return (pressure, *self._give_refusal(now))
-            self._refused = self._may_replay()
+            self._will_replay = self._may_replay()
             self.state = HOLDING
             return (pressure,)
         if head.event_stream:
@@ -149,7 +147,7 @@ class Exchange(ExchangeCore):
         return NOTHING
 
     def whole(self, head: ResponseHead, body: bytes, now: float, *, reusable: bool) -> Actions:
-        """The head, the body and the end at once: the same as the three events one by one."""
+        """The three events at once, as most answers come that are no stream: the short way."""
         if (
             self.state is not WAITING
             or head.status in REFUSALS
@@ -190,12 +188,12 @@ class Exchange(ExchangeCore):
         spare = KEEP_BACKEND if reusable else Do.DROP_BACKEND
         if self.state not in ANSWERING or self.head is None:
             return NOTHING
-        if self._refused:
+        if self._will_replay:
             return self._replay_refusal(spare, now)
         out = b""
         if self.state is not RELAYING:
-            if self.scanner is None:
-                self._read_usage()
+            if self.scanner is None and b'_tokens"' in (body := b"".join(self._held)):
+                self.usage = usage_of(body)
             out = self._take_held()
         if self.answer.chunked:
             out += self.answer.ending()
@@ -224,7 +222,7 @@ class Exchange(ExchangeCore):
         """
         if self.state in {DECIDING, CONNECTING, DONE}:
             return NOTHING
-        if self._stale(now) and not answered:
+        if self._may_resend(now, answered=answered):
             self.retries += (Retry.STALE,)
             self.state = CONNECTING
             return (Open(self._role, fresh=True),)
@@ -295,5 +293,5 @@ class Exchange(ExchangeCore):
         """The drain limit is reached: end it with an explicit break."""
         if self.state is DONE:
             return NOTHING
-        self._refusal = None
+        self._kept_refusal = None  # to be turned away by us is the news, not that one was before
         return self._give_up(errors.DRAIN_LIMIT, Outcome.BROKEN, now)

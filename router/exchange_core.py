@@ -2,12 +2,17 @@
 
 `router.exchange` has the events; this file has what they share. Every path ends in `_settle`, where
 the lease is released; a replay (`_move`) gives the first one back when it has its own.
+
+It may not do what it decides: that goes out as actions. Once `start` has taken the lease, nothing
+but `_settle` and `_move` may touch it.
 """
 
 from __future__ import annotations
 
 import enum
 from typing import Final
+
+import msgspec
 
 from router.actions import Actions, Do, Finish, Open, Request, Sample, Shared, Write
 from router.answer import Answer
@@ -18,9 +23,9 @@ from router.framing import ResponseHead
 from router.load import Lease, Role
 from router.metrics import Outcome, Retry
 from router.policy import Decision, Reason
-from router.sse import SseScanner, Usage, error_code, first_event, usage_of
+from router.sse import SseScanner, Usage, error_code, first_event
 
-REFUSALS: Final = frozenset({429, 503})
+REFUSALS: Final = frozenset({429, 503})  # what SGLang answers before it has worked on a request
 NOTHING: Final[Actions] = ()
 
 
@@ -43,15 +48,12 @@ KEEP_BACKEND, NOTE_DECISION = Do.KEEP_BACKEND, Do.NOTE_DECISION
 SUCCESS, OK = Verdict.SUCCESS, Outcome.OK
 
 
-class Refusal:
+class Refusal(msgspec.Struct, frozen=True, gc=False):
     """An answer kept whole because it may have to be given after all."""
 
-    __slots__ = ("body", "decision", "head")
-
-    def __init__(self, decision: Decision, head: ResponseHead, body: bytes) -> None:
-        self.decision = decision
-        self.head = head
-        self.body = body
+    decision: Decision
+    head: ResponseHead
+    body: bytes
 
 
 class ExchangeCore:
@@ -74,19 +76,19 @@ class ExchangeCore:
     first_byte_at: float | None = None
     ended_at = 0.0
     _lease: Lease | None = None
-    _reused = False
-    _refused = False  # the answer being held is a refusal that will be replayed
-    _pressed = False  # the answer is a refusal; the breaker was told
-    _refusal: Refusal | None = None  # the first backend's, after a replay (c)
+    _reused = False  # the connection had served another request
+    _is_refusal = False  # the answer that is coming refuses; the breaker was told
+    _will_replay = False  # and is only held to be kept, since the other backend will be asked
+    _kept_refusal: Refusal | None = None  # the first backend's, after a replay (c)
     _held_size = 0
-    _last_byte_at = 0.0
-    _paused_at: float | None = None
+    _last_byte_at = 0.0  # until the commit; then it is the flow's to know
+    _paused_at: float | None = None  # since when the client has not been reading
 
     def __init__(self, request: Request, shared: Shared) -> None:
         self.request = request
         self.answer = Answer(request)
         self._shared = shared
-        self._held: list[bytes] = []
+        self._held: list[bytes] = []  # of the body, while the head is held too
 
     @property
     def _role(self) -> Role:
@@ -96,10 +98,11 @@ class ExchangeCore:
 
     # ------------------------------------------------------------------ replays
 
-    def _stale(self, now: float) -> bool:
-        """Whether rule (b) applies, but for the bytes that may have come."""
+    def _may_resend(self, now: float, *, answered: bool) -> bool:
+        """Whether rule (b) applies."""
         return (
-            self.state is State.WAITING
+            not answered
+            and self.state is State.WAITING
             and self._reused
             and Retry.STALE not in self.retries
             and self.sent_at is not None
@@ -147,15 +150,15 @@ class ExchangeCore:
         """Rule (c): the refusal is whole; keep it and ask the other backend."""
         if self.decision is None or self.head is None:
             raise RuntimeError("a refusal needs a head")
-        self._refusal = Refusal(self.decision, self.head, b"".join(self._held))
+        self._kept_refusal = Refusal(self.decision, self.head, b"".join(self._held))
         self._held, self._held_size = [], 0
-        self._refused = self._pressed = False
+        self._will_replay = self._is_refusal = False
         self.head = self.scanner = None
         return (spare, *self._move(Retry.REFUSED, Reason.REPLAY_REFUSED, now))
 
     def _give_refusal(self, now: float) -> Actions:
         """The other backend did no better: the first refusal, unchanged."""
-        refusal = self._refusal
+        refusal = self._kept_refusal
         if refusal is None:
             raise RuntimeError("no refusal is kept")
         self.decision = refusal.decision
@@ -185,19 +188,19 @@ class ExchangeCore:
             return self._commit() if len(data) > self._shared.rules.peek_bytes else NOTHING
         if b'"error"' not in event or error_code(event) not in REFUSALS:
             return self._commit()
-        self._pressed = True
+        self._is_refusal = True
         pressure = Sample(self._role, Verdict.BACK_PRESSURE)
-        if self._refusal is not None:
+        if self._kept_refusal is not None:
             return (pressure, *self._give_refusal(now))
         if self._may_replay():
-            self._refused = True
+            self._will_replay = True
             self.state = State.HOLDING
             return (pressure,)
         return (pressure, *self._commit())
 
     def _commit(self) -> Actions:
         """Let the head go, and with it what was held."""
-        self._refused = False
+        self._will_replay = False
         self.flow = Flow(self.scanner, self._shared.gaps[self._role], self._last_byte_at)
         self.state = RELAYING
         out = Write(self._take_held())
@@ -220,21 +223,15 @@ class ExchangeCore:
             self._held, self._held_size = [], 0
         return out
 
-    def _read_usage(self) -> None:
-        """Usage of an answer that is held whole."""
-        body = b"".join(self._held)
-        if b'_tokens"' in body:
-            self.usage = usage_of(body)
-
     # ------------------------------------------------------------------ endings
 
     def _failure(self) -> Actions:
         """The sample of an attempt that failed; none when it had said that it refuses."""
-        return () if self._pressed else (Sample(self._role, Verdict.FAILURE),)
+        return () if self._is_refusal else (Sample(self._role, Verdict.FAILURE),)
 
     def _judge(self, status: int) -> tuple[Verdict | None, Outcome]:
-        """What a complete answer says of the backend, and how the request ended."""
-        if self._pressed:
+        """What a complete answer says of the backend (None: it was said), and how it ended."""
+        if self._is_refusal:
             return None, Outcome.REFUSED
         code = self.scanner.error if self.scanner is not None else None
         if code is not None:
@@ -255,7 +252,7 @@ class ExchangeCore:
 
     def _give_up(self, error: ErrorAnswer, outcome: Outcome, now: float) -> Actions:
         """The backend cannot be had: the kept refusal, our error, or an explicit break."""
-        if self._refusal is not None and not self.answer.begun:
+        if self._kept_refusal is not None and not self.answer.begun:
             return self._give_refusal(now)
         self.error = error.code
         shared = self._shared

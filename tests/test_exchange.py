@@ -12,7 +12,8 @@ from router import errors
 from router.actions import Actions, Do, Finish, Open, RetryBudget, Rules, Sample, Shared, Write
 from router.breaker import Verdict
 from router.errors import ErrorAnswer
-from router.exchange import Exchange, State
+from router.exchange import Exchange
+from router.exchange_core import State
 from router.framing import ChunkedReader, ResponseHead, parse_head
 from router.load import Lease, LoadTracker, PolicyMemory, Role
 from router.metrics import CHUNK_GAP_BOUNDS, Histogram, Outcome, Retry

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from router import errors
 from router.actions import Actions, Do, Finish, Open, Rules
-from router.exchange import State
+from router.exchange_core import State
 from router.framing import ResponseHead, parse_head
 from router.load import Role
 from router.metrics import Outcome, Retry
