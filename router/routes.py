@@ -1,9 +1,9 @@
 """The closed table of what is relayed, and where to.
 
-A request path is looked up as it came, byte for byte and without its query; what is not in the
-table is not relayed. A route's own constant path is sent to the backend, never the client's, so no
-trick with dots, escapes or hosts can reach anything else of a backend (flush, abort, weights,
-profile, sessions).
+A request path is looked up as it came, byte for byte and without its query (`incoming`); what is
+not in the table may not be relayed. A route's own constant path is sent to the backend, never the
+client's, so no trick with dots, escapes or hosts can reach anything else of a backend (flush, abort,
+weights, profile, sessions).
 
 The rule for base URLs, on both sides:
 
@@ -72,9 +72,3 @@ def _table() -> dict[bytes, Route]:
 
 
 TABLE = _table()
-
-
-def find(target: bytes) -> Route | None:
-    """The route of a request target in origin form, or None."""
-    path, _, _ = target.partition(b"?")
-    return TABLE.get(path)

@@ -16,7 +16,7 @@ from router.framing import ResponseHead, parse_head
 from router.load import PolicyMemory, Role
 from router.policy import Decision, Reason
 from router.request import RequestInfo
-from router.routes import find
+from router.routes import TABLE
 
 COMMON = b"date: Sun, 29 Nov 2026 17:51:26 GMT\r\nserver: crossover\r\n"
 LENGTH = parse_head(b"HTTP/1.1 200 OK\r\ncontent-length: 5")
@@ -31,11 +31,8 @@ def make_request(
     keep_alive: bool = True,
     extra: bytes = b"",
 ) -> Request:
-    route = find(b"/v1/chat/completions")
-    assert route is not None
-    return Request(
-        "req-1", route, info or RequestInfo(), b"{}", b"", 0.0, http10, keep_alive, extra
-    )
+    route, info = TABLE[b"/v1/chat/completions"], info or RequestInfo()
+    return Request("req-1", route, info, b"{}", b"", 0.0, http10, keep_alive, extra)
 
 
 class Read(msgspec.Struct):

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.routes import GET_ROUTES, OPENAI_ROUTES, OTHER_ROUTES, ROUTES, TABLE, Route, find
+from router.incoming import HeadLimits, Incoming
+from router.routes import GET_ROUTES, OPENAI_ROUTES, OTHER_ROUTES, ROUTES, TABLE, Route
 
 # By name, what each route is asked for as at a backend.
 POSTS = {
@@ -44,6 +45,17 @@ ADMIN = [
     "/dump_expert_distribution_record", "/hicache/storage-backend", "/api/pull", "/api/delete",
     "/api/create", "/api/push", "/api/embed",
 ]  # fmt: skip
+
+
+def find(target: bytes) -> Route | None:
+    """The route that a request for this is relayed by, as it is found when one comes."""
+    found = []
+    for method in (b"POST", b"GET"):
+        incoming = Incoming(method, target, [(b"host", b"x")])
+        incoming.check(HeadLimits(32_768, 100, 8192), TABLE)
+        found.append(incoming.route)
+    assert None in found
+    return found[0] or found[1]
 
 
 def test_the_table_is_closed() -> None:
@@ -120,12 +132,18 @@ def test_an_engines_own_paths_are_never_relayed(path: str, spelling: str) -> Non
         b"/v1",
         b"/v1/",
         b"/api",
-        b"http://evil/v1/completions",
+        b"http://evil/v1/files",
+        b"evil/v1/completions",
     ],
 )
 def test_a_path_is_looked_up_as_it_came(target: bytes) -> None:
     """Nothing is decoded, normalised or guessed: other spellings are no route."""
     assert find(target) is None
+
+
+def test_an_authority_in_the_target_is_dropped() -> None:
+    """The absolute form leads to the same route, whomever it names."""
+    assert find(b"http://evil/v1/completions?x=1") is TABLE[b"/v1/completions"]
 
 
 @given(target=st.binary(max_size=60) | st.text(max_size=40).map(str.encode))
