@@ -80,15 +80,15 @@ class Prefixes:
     def __len__(self) -> int:
         return len(self._of)
 
-    def find(self, key: int, now: float) -> Prefix | None:
+    def find(self, conversation: int, now: float) -> Prefix | None:
         """What is known of a conversation, if it went on lately."""
-        found = self._of.get(key)
+        found = self._of.get(conversation)
         return None if found is None or now - found.at > FORGET_S else found
 
-    def keep(self, key: int, length: int, now: float, *, speculative: bool) -> None:
+    def keep(self, conversation: int, length: int, now: float, *, speculative: bool) -> None:
         """Note that this server has a request of this length from now on."""
         known, one, other = self._of, 0, 0
-        was = known.pop(key, None)  # what is put in again is the youngest
+        was = known.pop(conversation, None)  # what is put in again is the youngest
         if was is not None and now - was.at <= FORGET_S:
             one, other = was.speculative, was.baseline
             if 0 < one <= length or 0 < other <= length:
@@ -98,7 +98,9 @@ class Prefixes:
                     self.stayed += 1
             # Something else that opens alike, or a history cut short: no more is common than this.
             one, other = min(one, length), min(other, length)
-        known[key] = Prefix(length, other, now) if speculative else Prefix(one, length, now)
+        known[conversation] = (
+            Prefix(length, other, now) if speculative else Prefix(one, length, now)
+        )
         if len(known) > self.size:
             del known[next(iter(known))]
 

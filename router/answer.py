@@ -2,7 +2,7 @@
 
 Each answer is framed afresh for the client that asked: chunked towards HTTP/1.1 whatever the
 backend did when the length is not known, and close-delimited towards HTTP/1.0 (nginx towards us,
-by default).
+by default). It may not write anything, nor change a byte of a body: it only frames.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
 """How a backend's answer is framed: its head, and where its body ends.
 
-Strict where it matters: an answer that could be read in two ways is an error, never a guess. The
-body itself is not looked at. `ChunkedReader` finds the payloads in chunked framing and says when a
-read was nothing but whole plain chunks, so that those bytes can be passed on as they came.
+`ChunkedReader` finds the payloads in chunked framing and says when a read was nothing but whole
+plain chunks, so that those bytes can be passed on as they came; `receiving` reads with it the bodies
+of requests that the parser does not.
+
+It may not guess: what could be read in two ways is an error. Nor may it look at a body, or know of
+an answer to HEAD, since the relay asks none.
 
 Why not httptools, as on the client's side: its parser is bound to one connection and hands out one
 callback per line and chunk; an answer needs its head once, as values, and the chunk lengths. Tests
@@ -28,7 +31,7 @@ _MAX_LINE: Final = 4096  # bytes of a chunk's size line or a trailer line, CRLF 
 
 
 class FramingError(ValueError):
-    """The backend's bytes are not one unambiguous HTTP/1.1 answer."""
+    """These bytes are not framed as HTTP/1.1 in a way that allows of one reading."""
 
 
 class ResponseHead(msgspec.Struct, frozen=True, gc=False):
@@ -70,7 +73,7 @@ class _Line(msgspec.Struct, frozen=True, gc=False):
 
 
 # A backend's heads are alike but for a few values: what a line says is remembered. So many lines
-# mean that the memory is of no use; it is emptied.
+# mean that the memory is of no use; it is emptied, which costs less than knowing which were used.
 REMEMBERED: Final = 1024
 MEMORABLE: Final = 512  # bytes of a line
 _lines: dict[bytes, _Line] = {}
@@ -126,7 +129,7 @@ def _read_status(line: bytes) -> tuple[bool, int, bytes]:
     return found
 
 
-def parse_head(block: bytes, *, head_request: bool = False) -> ResponseHead:
+def parse_head(block: bytes) -> ResponseHead:
     """Parse a head given without its final empty line. Raises FramingError."""
     first, *rest = block.split(b"\r\n")
     modern, status, reason = _status_lines.get(first) or _read_status(first)
@@ -153,7 +156,7 @@ def parse_head(block: bytes, *, head_request: bool = False) -> ResponseHead:
         raise FramingError("Transfer-Encoding beside Content-Length or in HTTP/1.0")
     keep_alive = b"close" not in tokens and (modern or b"keep-alive" in tokens)
     framing: Literal["none", "length", "chunked", "close"] = "close"
-    if head_request or status < 200 or status in {204, 304}:
+    if status < 200 or status in {204, 304}:
         framing, length = "none", None
     elif chunked:
         framing = "chunked"

@@ -5,6 +5,8 @@ uvicorn's parser (llhttp) is strict about bytes and lenient about meaning: it ta
 (`tests/wire/` has each). What two servers could read differently is refused here, before anything
 is routed on it. The body is framed afresh towards a backend, so no framing of a client's ever
 reaches one.
+
+It may not look at a body, a key or a route, and it mends nothing: a head is sound or refused.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _SPECIAL: Final = NOT_TO_BACKEND | _NOTED | {PIN_HEADER}
 _ABSOLUTE = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 # RFC 3986 section 3.2.2 without the comma, by which two Hosts become one on their way here.
 _HOST = re.compile(rb"(?:\[[0-9A-Za-z:.%]+\]|[\w.~!$&'()*+;=%-]*)(?::\d*)?", re.ASCII)
-_hosts: set[bytes] = set()  # those found sound before; they are few, or it is emptied
+_hosts: set[bytes] = set()  # those found sound before; they are few, or all are forgotten
 
 
 class HeadFacts(msgspec.Struct, gc=False):
@@ -72,7 +74,9 @@ def read_head(version: str, headers: list[tuple[bytes, bytes]]) -> HeadFacts | E
     if version not in {"1.1", "1.0"}:
         return errors.BAD_VERSION
     lines: list[bytes] = []
-    special: list[tuple[bytes, bytes]] = []
+    special: list[
+        tuple[bytes, bytes]
+    ] = []  # to be looked at when all are seen, as Connection names
     facts = HeadFacts()
     hosts, host = 0, b""
     for header in headers:

@@ -1,4 +1,4 @@
-"""Which headers pass, each way.
+"""Which headers pass, each way, and the heads that they make up; also of errors of our own.
 
 Towards a backend everything passes except what belongs to this connection (hop by hop), what says
 who the client is (keys, tokens and cookies, by whatever name: the client's key never reaches a
@@ -6,6 +6,8 @@ backend), what only the router may say (`x-crossover-*`) and names with an under
 CGI-like peers read as dashes. Towards the client everything passes except hop-by-hop headers,
 `date` and `server`, of which each answer has one, ours, and what the backend says of CORS. Repeated
 headers stay repeated, and `content-encoding` stays, since bodies are never decoded.
+
+It may not change the value of a header that passes, nor decide anything by one.
 """
 
 from __future__ import annotations
@@ -90,13 +92,11 @@ def _passes(name: bytes) -> bool:
 
 def _outgoing(header: tuple[bytes, bytes]) -> bytes:
     """A header as it goes to the client."""
-    name = header[0]
-    if len(header[1]) > MEMORABLE:
-        return b"%b: %b\r\n" % header if _passes(name) else b""
-    line = b"%b: %b\r\n" % header if _passes(name) else b""
-    if len(_out) >= REMEMBERED:
-        _out.clear()
-    _out[header] = line
+    line = b"%b: %b\r\n" % header if _passes(header[0]) else b""
+    if len(header[0]) + len(header[1]) <= MEMORABLE:
+        if len(_out) >= REMEMBERED:
+            _out.clear()
+        _out[header] = line
     return line
 
 

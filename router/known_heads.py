@@ -5,8 +5,10 @@ same bytes at the same place and has therefore the same meaning; everything else
 
 Of requests only those are learned that the parser and the guard accepted and that are plain
 (relayed, HTTP/1.1, kept alive, of a known length, without a request id of their own), and it is
-checked here that they are exactly these lines. Nothing is ever refused here. Heads of requests may
-hold a client's key: they live no longer than the process and are few.
+checked here that they are exactly these lines. Heads of requests may hold a client's key: they live
+no longer than the process and are few.
+
+It may not refuse, nor understand a request's head by itself: what is not known is not its affair.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ MAX_BYTES: Final = 2048  # of a head; what httpx and the official clients send i
 _END: Final = b"\r\n\r\n"
 # The end of `content-length: ` in either spelling; that it is this header is checked when learning.
 _MARK: Final = b"ength: "
+_WIDTH: Final = len(_MARK)
 _MAX_DIGITS: Final = 9
 
 
@@ -42,19 +45,19 @@ class KnownRequests:
     def find(self, data: bytes) -> tuple[Incoming, int, int] | None:
         """The request that this read begins with, if its head is known.
 
-        Gives a model of it (to be copied, never changed), where its body starts, and how many bytes
-        the body has.
+        Gives one with the same head (to be copied, never changed), where this one's body starts, and
+        how many bytes it has. A read without an end or a length makes a key that no head has.
         """
         end = data.find(_END) + 4
-        at = data.find(_MARK, 0, end) + 7
+        at = data.find(_MARK, 0, end) + _WIDTH
         stop = data.find(b"\r", at, end)
-        model = self._heads.get(data[:at] + data[stop:end])
-        if model is None:
+        known = self._heads.get(data[:at] + data[stop:end])
+        if known is None:
             return None
         digits = data[at:stop]
         if not digits.isdigit() or len(digits) > _MAX_DIGITS:
             return None
-        return model, end, int(digits)
+        return known, end, int(digits)
 
     def learn(self, data: bytes, incoming: Incoming) -> None:
         """Remember the head that `data` begins with: it was read as `incoming`, and accepted."""
@@ -72,7 +75,7 @@ class KnownRequests:
             or not _is_exactly(data[: end - 4], incoming)
         ):
             return
-        at = data.find(_MARK, 0, end) + 7
+        at = data.find(_MARK, 0, end) + _WIDTH
         stop = data.find(b"\r", at, end)
         if not _is_length_line(data, at) or data[at:stop] != b"%d" % facts.length:
             return
@@ -91,20 +94,20 @@ class KnownAnswers:
 
     def read(self, data: bytes, end: int) -> ResponseHead:
         """The head that this read begins with and that ends before `end`. Raises FramingError."""
-        at = data.find(_MARK, 0, end) + 7
-        if at < 7:
+        at = data.find(_MARK, 0, end) + _WIDTH
+        if at < _WIDTH:  # not found
             return self._heads.get(data[:end]) or self._learn(data[:end], data[:end], 0)
         stop = data.find(b"\r", at, end)
         if stop < 0:
             stop = end
         digits = data[at:stop]
         key = data[:at] + data[stop:end]
-        model = self._heads.get(key)
-        if model is None or not digits.isdigit() or len(digits) > _MAX_DIGITS:
+        known = self._heads.get(key)
+        if known is None or not digits.isdigit() or len(digits) > _MAX_DIGITS:
             return self._learn(data[:end], key, at)
         return ResponseHead(
-            model.status, model.reason, model.headers, "length", int(digits), model.keep_alive,
-            model.event_stream, model.connection, model.lines,
+            known.status, known.reason, known.headers, "length", int(digits), known.keep_alive,
+            known.event_stream, known.connection, known.lines,
         )  # fmt: skip
 
     def _learn(self, block: bytes, key: bytes, at: int) -> ResponseHead:

@@ -114,22 +114,22 @@ def read_info(body: Body | bytearray, pinned: Role | None = None) -> RequestInfo
         found = chat = _chat_decoder.decode(body)
     except (msgspec.DecodeError, RecursionError):
         found = _without_messages(body)
-        talk = _told(found)
+        conversation = _conversation_of(found)
     else:
         opening = chat.messages
         # A null is what many clients send for what they leave out.
         if opening is None or (
             chat.prompt_cache_key is not _ABSENT and _given(chat.prompt_cache_key)
         ):
-            talk = _told(chat)
+            conversation = _conversation_of(chat)
         else:
             first = memoryview(opening.first)  # not bytes: a message of 10 MB would be copied
             start = first[:_TOLD_BY].tobytes()
             if start.find(b'"user"', 0, _ENDS) > 0 or first[-_ENDS:].tobytes().find(b'"user"') > 0:
-                talk = hash((len(first), start))
+                conversation = hash((len(first), start))
             else:
                 second = memoryview(opening.second)
-                talk = hash((len(first), start, len(second), second[:_TOLD_BY].tobytes()))
+                conversation = hash((len(first), start, len(second), second[:_TOLD_BY].tobytes()))
     if (
         found.response_format is _ABSENT
         and found.regex is _ABSENT
@@ -144,8 +144,8 @@ def read_info(body: Body | bytearray, pinned: Role | None = None) -> RequestInfo
         and found.background is _ABSENT
     ):  # nearly all requests
         stream = bytes(found.stream) == b"true"
-        return RequestInfo(stream, False, False, 1, len(body), None, pinned, talk)
-    return _read_all(found, len(body), pinned, talk)
+        return RequestInfo(stream, False, False, 1, len(body), None, pinned, conversation)
+    return _read_all(found, len(body), pinned, conversation)
 
 
 def _without_messages(body: Body | bytearray) -> _Body:
@@ -156,7 +156,7 @@ def _without_messages(body: Body | bytearray) -> _Body:
         raise BodyError(_why(body, error)) from error
 
 
-def _told(found: _Body) -> int | None:
+def _conversation_of(found: _Body) -> int | None:
     """The hash of a body without messages, or with a key of its own."""
     for key in (found.prompt_cache_key, found.routing_key):
         if _given(key):

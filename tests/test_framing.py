@@ -135,12 +135,6 @@ def test_what_can_be_read_as_a_stream(lines: bytes, expected: bool) -> None:
     assert parse_head(HEAD + lines).event_stream is expected
 
 
-def test_an_answer_to_head_has_no_body() -> None:
-    """The answer to a HEAD request ends with its head, whatever length it names."""
-    head = parse_head(HEAD + b"Content-Length: 5", head_request=True)
-    assert (head.framing, head.length) == ("none", 0)
-
-
 @pytest.mark.parametrize(
     "lines",
     [

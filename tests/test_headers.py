@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router import errors
+from router import errors, headers
 from router.framing import parse_head
 from router.headers import (
     CREDENTIALS,
@@ -239,3 +239,11 @@ def test_an_error_to_head_has_no_body() -> None:
     head = error_answer(errors.NOT_FOUND, b"", COMMON, close=False, head_only=True)
     assert whole == head + errors.NOT_FOUND.body
     assert b"content-length: %d\r\n" % len(errors.NOT_FOUND.body) in head
+
+
+@pytest.mark.parametrize("header", [(b"x-" + b"n" * 600, b"1"), (b"x-v", b"v" * 600)])
+def test_a_long_header_passes_and_is_not_remembered(header: tuple[bytes, bytes]) -> None:
+    """What a backend makes up takes no memory beyond its answer, be it the name or the value."""
+    line = b"%b: %b" % header
+    assert [relay(line)[0] for _ in range(2)] == [header] * 2
+    assert header not in headers._out
