@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -19,6 +19,9 @@ from router.metrics import Histogram
 from router.policy import Policy
 from router.request import Body, RequestInfo
 from router.routes import Route
+
+if TYPE_CHECKING:
+    from router.config import Settings
 
 
 class Open(msgspec.Struct, frozen=True, gc=False):
@@ -83,6 +86,18 @@ class Rules(msgspec.Struct, frozen=True):
     # An answer of known length, or of JSON, up to this is sent when it is whole, so that one cut
     # short can still become a 502. Longer ones, and streams, are relayed as they come.
     hold_bytes: int = 262_144
+
+    @classmethod
+    def of(cls, settings: Settings) -> Rules:
+        """The limits as configured."""
+        return cls(
+            replay_window=settings.replay_window,
+            peek_timeout=settings.peek_timeout,
+            peek_bytes=settings.peek_bytes,
+            first_byte_timeout=settings.first_byte_timeout,
+            idle_timeout=settings.idle_timeout,
+            write_timeout=settings.write_timeout,
+        )
 
     @property
     def quiet(self) -> float:

@@ -1,12 +1,13 @@
 """The running relay: what all connections share, and who is let in.
 
-It admits requests (own limits and a bounded queue), hands each to a `Driver`, hears of each
-decision and each end exactly once, and lets time pass in one coarse sweep, so that no request pays
-for a timer of its own.
+It says what may be relayed and when (own limits and a bounded queue), hears of each decision and
+each end exactly once, and lets time pass in one coarse sweep, so that no request pays for a timer
+of its own. It may not touch a socket, nor choose a backend: that is the policy's, in `Exchange`.
 """
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
@@ -49,18 +50,6 @@ REJECTED = Outcome.REJECTED  # an enum's members are slow to look up
 SWEEP_SECONDS: Final = 0.25  # the grain of every limit in time but the peek's
 
 
-def rules_from(settings: Settings) -> Rules:
-    """The limits of an exchange as configured."""
-    return Rules(
-        replay_window=settings.replay_window,
-        peek_timeout=settings.peek_timeout,
-        peek_bytes=settings.peek_bytes,
-        first_byte_timeout=settings.first_byte_timeout,
-        idle_timeout=settings.idle_timeout,
-        write_timeout=settings.write_timeout,
-    )
-
-
 class Relay:
     """Owns the shared state of one router process. All of it belongs to the event loop."""
 
@@ -98,7 +87,7 @@ class Relay:
         self.turns = turns
         self.clock = clock
         self.shared = Shared(
-            tracker, policy, rules_from(settings), RetryBudget(settings.retry_budget),
+            tracker, policy, Rules.of(settings), RetryBudget(settings.retry_budget),
             metrics.chunk_gap, health.refresh,
         )  # fmt: skip
         self.quiet = self.shared.rules.quiet
@@ -106,7 +95,7 @@ class Relay:
             settings.max_header_bytes, settings.max_headers, settings.max_url_bytes
         )
         self.known_requests = KnownRequests()
-        self.buffered = 0  # bytes of request bodies held
+        self.buffered = 0  # bytes of request bodies held, over all connections
         self.max_body, self.max_buffered = settings.max_body, settings.max_buffered
         self._max_in_flight = settings.max_in_flight
         self.started_at = clock()
@@ -114,12 +103,12 @@ class Relay:
         self.connections: set[RelayProtocol] = set()
         self.admin_connections: set[RelayProtocol] = set()
         self.files = FileBudget(self)
-        self._waiting: deque[Driver] = deque()
+        self._waiting: deque[Driver] = deque()  # our own queue, oldest first
         self._letting_in = False
         self.pages = Pages(settings.cors_origin, keyed=self._keyed)
         self._origins = self.pages.origins
         self._wall = wall
-        self.new_id = id_maker()
+        self.new_id = id_maker(secrets.token_hex(4))
         self.sweep(self.started_at)
 
     # ------------------------------------------------------------------ what others see
@@ -261,7 +250,9 @@ class Relay:
         for entry in driver.entries:
             entry.finish(done.outcome, done.status, done.ended_at)
         if self._waiting:
-            if exchange.decided_at is None and driver in self._waiting:
+            # Looked for only if it was put there: while the queue is full, each one turned away ends
+            # here too.
+            if driver.queued and exchange.decided_at is None and driver in self._waiting:
                 self._waiting.remove(driver)  # its client left while it waited
             self._let_in()
 
@@ -282,7 +273,10 @@ class Relay:
         """Let time pass for everything: connections, exchanges, the queue, pools, health."""
         self.shared.common = common_lines(int(self._wall()))
         self.health.refresh(now)
-        for connection in (*self.connections, *self.admin_connections):
+        for connection in (
+            *self.connections,
+            *self.admin_connections,
+        ):  # copied: a tick may close one
             if connection.quiet_until <= now:
                 connection.tick(now)
         for pool in self.pools.values():

@@ -1,13 +1,12 @@
 """What is known of a request when it is over, as one value for metrics and the log.
 
-Pure, and one-way: it reads an exchange that has ended and changes nothing of it. No prompt, no
-header's value and no address gets into a record.
+Pure, and one-way: it may only read an exchange that has ended. No prompt, no header's value and no
+address gets into a record, but for a request id that the client chose.
 """
 
 from __future__ import annotations
 
 import itertools
-import secrets
 from typing import TYPE_CHECKING
 
 from router.load import SPECULATIVE
@@ -25,10 +24,10 @@ if TYPE_CHECKING:
 OK = Outcome.OK  # an enum's members are slow to look up
 
 
-def id_maker() -> Callable[[], str]:
-    """Makes request ids: those of two runs never meet, and those of one are in order."""
-    prefix, numbers = secrets.token_hex(4), itertools.count(1)
-    return lambda: f"{prefix}-{next(numbers):08x}"
+def id_maker(run: str) -> Callable[[], str]:
+    """Makes request ids: those of one run are in order, and `run`, drawn by lot, tells runs apart."""
+    numbers = itertools.count(1)
+    return lambda: f"{run}-{next(numbers):08x}"
 
 
 def record_of(exchange: Exchange, *, queued: bool) -> Finished:
@@ -57,8 +56,8 @@ def record_of(exchange: Exchange, *, queued: bool) -> Finished:
 def measure(drift: DriftMeter, exchange: Exchange, done: Finished, tracker: LoadTracker) -> None:
     """Hold a whole answer against the curve of its backend; its lease is given back already.
 
-    One that was sent twice is none: the first attempt is in its time and not in its level. Nor is
-    one of several choices, which counts as one request and has the tokens of many.
+    Left out is what was sent twice, since the first attempt is in its time and not in its level, and
+    what has several choices, since it counts as one request and has the tokens of many.
     """
     role, sent_at = done.backend, done.sent_at
     if role is None or sent_at is None or done.outcome is not OK or done.replay is not None:

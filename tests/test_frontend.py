@@ -7,10 +7,12 @@ import hashlib
 import json
 import random
 import re
+from collections import deque
 
 import httpx
 import pytest
 
+from router.driver import Driver
 from tests.scripted_backend import STREAM_HEAD, Call, chunk, event, response, scripted_backend
 from tests.stack import Stack, run, running_router, until
 
@@ -279,6 +281,39 @@ def test_what_waits_in_the_queue_is_bounded_in_number_and_time() -> None:
                 else:
                     task.cancel()
             await until(lambda: stack.in_flight() == (0, 0) and stack.relay.waiting == 0)
+
+    run(work)
+
+
+class WatchedQueue(deque[Driver]):
+    """A queue that counts how often somebody is looked for in it."""
+
+    looks = 0
+
+    def __contains__(self, driver: object) -> bool:
+        self.looks += 1
+        return super().__contains__(driver)
+
+
+def test_who_is_turned_away_is_not_looked_for_in_the_queue() -> None:
+    """Turning clients away from a full queue costs no walk through it."""
+
+    async def answer(call: Call) -> None:
+        await call.peer_closed.wait()
+
+    async def work() -> None:
+        async with (
+            scripted_backend(answer) as spec,
+            scripted_backend(answer) as base,
+            running_router(spec.url, base.url, max_in_flight=1, queue_size=2) as stack,
+        ):
+            stack.relay._waiting = queue = WatchedQueue()
+            sent = [asyncio.ensure_future(stack.chat()) for _ in range(8)]
+            await until(lambda: sum(task.done() for task in sent) == 5)
+            assert (len(queue), queue.looks) == (2, 0)
+            for task in sent:
+                task.cancel()
+            await until(lambda: stack.in_flight() == (0, 0) and not queue)
 
     run(work)
 
