@@ -3,7 +3,10 @@
 A connection hands what it reads to the driver of the exchange it serves, from within
 `data_received`: no task, no future and no queue per chunk. It is used again only when its answer
 ended properly and it has been idle for less than the backend's keep-alive (uvicorn under SGLang
-closes after 5 s), so that a reused connection is seldom a dead one.
+closes after 5 s), so that a reused connection is seldom a dead one. `pool_client` polls over the
+same connections, with a reader of its own in the driver's place.
+
+It may not decide by an answer, nor try again: what a break means is the exchange's to say.
 
 Why no stock client: `httpx` leaks pool slots when a request is cancelled while connecting, and
 none of them lets bytes be written within the read.
@@ -31,12 +34,12 @@ class _Part(enum.Enum):
     """Which part of an answer comes next."""
 
     HEAD = enum.auto()
-    LENGTH = enum.auto()
+    LENGTH = enum.auto()  # a body of known length
     CHUNKED = enum.auto()
-    CLOSE = enum.auto()
+    CLOSE = enum.auto()  # a body that ends with the connection
 
 
-HEAD, LENGTH, CHUNKED, CLOSE = _Part
+HEAD, LENGTH, CHUNKED, CLOSE = _Part  # an enum's members are slow to look up
 
 
 class AnswerReader(Protocol):
@@ -75,7 +78,7 @@ class AnswerReader(Protocol):
 
 
 class BackendConnection(asyncio.Protocol):
-    """One connection to a backend; serves one exchange at a time."""
+    """One connection to a backend; serves one exchange, or one poll, at a time."""
 
     __slots__ = ("_buffer", "_clock", "_dropped", "_flow", "_left", "_now", "_part", "_paused", "_reader", "_reusable", "answered",
                  "driver", "idle_since", "pool", "transport")  # fmt: skip
@@ -92,10 +95,10 @@ class BackendConnection(asyncio.Protocol):
         self._paused = False
         self._dropped = False
         self._part = HEAD
-        self._buffer = b""
-        self._left = 0
+        self._buffer = b""  # of a head that is not whole yet
+        self._left = 0  # bytes to come of a body of known length
         self._reader = ChunkedReader()
-        self._reusable = True
+        self._reusable = True  # as far as the current answer goes
 
     # ------------------------------------------------------------------ used by the driver
 
@@ -199,7 +202,7 @@ class BackendConnection(asyncio.Protocol):
             elif self._part is HEAD:
                 self._head(driver, data)
             else:
-                self._plain(driver, data)
+                self._unframed(driver, data)
         except FramingError:
             self.drop()
             driver.backend_lost(answered=True, invalid=True)
@@ -246,7 +249,7 @@ class BackendConnection(asyncio.Protocol):
             if self._part is CHUNKED:
                 self._chunked(driver, rest)
             else:
-                self._plain(driver, rest)
+                self._unframed(driver, rest)
         if head.event_stream:
             driver.backend_read()
 
@@ -262,6 +265,7 @@ class BackendConnection(asyncio.Protocol):
             self._left = head.length
 
     def _chunked(self, driver: AnswerReader, data: bytes) -> None:
+        """Read body bytes in chunks; say by `flow` whether the next ones may go the plain way."""
         reader = self._reader
         payloads = reader.feed(data)
         self._flow = None
@@ -277,7 +281,8 @@ class BackendConnection(asyncio.Protocol):
         elif reader.done:
             self._end(driver, reader.rest)
 
-    def _plain(self, driver: AnswerReader, data: bytes) -> None:
+    def _unframed(self, driver: AnswerReader, data: bytes) -> None:
+        """Read body bytes that have no framing: up to their length, or to the close."""
         if self._part is CLOSE:
             driver.backend_payload(data, b"", 1, self._now)
             return

@@ -1,7 +1,8 @@
 """The shell of one exchange: events from two transports in, actions carried out.
 
-No rule is decided here. Actions are carried out in order and never entered twice: what an event
-asks for while others are being carried out waits behind them.
+It may not decide: what is to be done is in the actions, and it knows of an exchange's state only
+which way an event goes. Actions are carried out in order and never entered twice: what an event asks
+for while others are being carried out waits behind them.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Driver:
         self.entries: list[DecisionEntry] = []  # its decisions in the log, to be finished
         self._relay = relay
         self._clock = relay.clock
-        self._pending: list[Action] = []  # a deque takes 600 bytes when it is empty
+        self._pending: list[Action] = []  # to be carried out; a deque takes 600 bytes when empty
 
     # ------------------------------------------------------------------ events
     # `now` is read once per read of a socket, and kept for the actions that follow.
@@ -166,6 +167,7 @@ class Driver:
     # ------------------------------------------------------------------ actions
 
     def _run(self, actions: Actions) -> None:
+        """Carry out what an event asked for, and end with the exchange if that has ended."""
         if self._running:
             self._pending.extend(actions)
             return
@@ -207,6 +209,7 @@ class Driver:
         self.client.exchange_done(self, self.now, close=action.close)
 
     def _do(self, action: Do) -> None:
+        """One of the actions without a value; those for the backend need a connection."""
         connection = self._connection
         if action is NOTE_DECISION:
             self._relay.decided(self, self.now)
@@ -226,6 +229,7 @@ class Driver:
             connection.resume()
 
     def _open(self, action: Open) -> None:
+        """Send on an idle connection, or have one made and send on that."""
         role = self._role = action.role
         if self._peek_timer is not None:  # of a stream that was refused
             self._peek_timer.cancel()
@@ -243,6 +247,7 @@ class Driver:
             self._connecting = asyncio.get_running_loop().create_task(self._connect(pool))
 
     async def _connect(self, pool: BackendPool) -> None:
+        """Make a connection and send on it; a cancelled exchange cancels this."""
         try:
             connection = await pool.connect()
         except Exception as error:  # noqa: BLE001 (whatever it is, the exchange must go on)
@@ -258,7 +263,7 @@ class Driver:
             return
         self._connecting = None
         self.now = self._clock()
-        if self.exchange.state is not State.CONNECTING:
+        if self.exchange.state is not State.CONNECTING:  # it ended in the meantime
             connection.keep(self.now)
         elif connection.closing:  # it broke before anything was sent
             self._run(self.exchange.unreachable(self.now, timed_out=False))

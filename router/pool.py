@@ -2,6 +2,9 @@
 
 A connection is taken again only while it has been idle for less than the backend's own keep-alive,
 the one used last first, so that few stay warm and the rest grow old and are closed.
+
+It may not limit how many there are (the relay counts requests, `files` open files), send anything,
+or say whether a backend is well.
 """
 
 from __future__ import annotations
@@ -45,8 +48,8 @@ class BackendPool:
         self.url = url
         self.keep_alive = keep_alive
         self.connect_timeout = connect_timeout
-        self.idle: list[BackendConnection] = []
-        self.open: set[BackendConnection] = set()
+        self.idle: list[BackendConnection] = []  # the one idle for the longest time first
+        self.open: set[BackendConnection] = set()  # all that are there, the idle ones too
         self._making: set[BackendConnection] = set()
         self._key = f"authorization: Bearer {key}\r\n".encode() if key else b""
         self._tls = (
@@ -54,7 +57,7 @@ class BackendPool:
         )
         self.clock = clock
         self.turns = turns if turns is not None else Turns()
-        self._heads: dict[Route, bytes] = {}
+        self._heads: dict[Route, bytes] = {}  # as many as there are routes
         self.known_answers = KnownAnswers()
 
     @property
