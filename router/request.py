@@ -2,7 +2,8 @@
 
 The body is forwarded byte for byte whatever is found here. Unknown fields are skipped and known
 ones are read leniently: whether `"stream": 1` is an error is for the engine to say. Only a body
-that is no JSON object is refused: the engine refuses it too, and nothing can be decided on it.
+that is no JSON object is refused: the engine refuses it too, and nothing can be decided on it. It
+may not change a body, nor keep or quote any of its text.
 
 A conversation is told by a hash, so that its turns can go where its prefix is (`affinity`):
 

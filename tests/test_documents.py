@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -104,6 +105,21 @@ def test_the_map_has_every_module(package: str) -> None:
     named = re.findall(r"`(\w+)`", section(ARCHITECTURE, f"All modules of `{package}/`"))
     there = [path.stem for path in (ROOT / package).glob("*.py") if path.stem != "__init__"]
     assert sorted(named) == sorted(there)
+
+
+def test_the_path_of_a_request_can_be_searched_for() -> None:
+    """Each method that ARCHITECTURE.md names is one, in the class that it names."""
+    there = {
+        f"{node.name}.{each.name}"
+        for path in (ROOT / "router").glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+        for each in node.body
+        if isinstance(each, ast.FunctionDef)
+    }
+    named = re.findall(r"`([A-Z]\w+\.\w+)`", ARCHITECTURE)
+    assert len(named) > 15
+    assert [name for name in named if name not in there] == []
 
 
 def test_the_picture_names_modules() -> None:
