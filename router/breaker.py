@@ -53,8 +53,8 @@ class Breaker:
         "_ticket",
         "_trial_lapse",
         "_trial_until",
-        "_until",
         "consecutive",
+        "open_until",
         "state",
     )
 
@@ -72,16 +72,11 @@ class Breaker:
         self._open_max = open_max
         self._trial_lapse = trial_lapse
         self._span = open_for
-        self._until = float("-inf")
+        self.open_until = float("-inf")  # when a trial is allowed again; meaningful while open
         self._trial_until = float("-inf")
         self._ticket = 0
         self.state = BreakerState.CLOSED
         self.consecutive = 0
-
-    @property
-    def open_until(self) -> float:
-        """When a trial is allowed again; meaningful while open."""
-        return self._until
 
     def allows(self, now: float) -> bool:
         """Whether a request may be sent, as far as this breaker goes."""
@@ -91,7 +86,7 @@ class Breaker:
 
     def advance(self, now: float) -> None:
         """Let time pass: an open breaker whose time is over becomes half-open."""
-        if self.state is BreakerState.OPEN and now >= self._until:
+        if self.state is BreakerState.OPEN and now >= self.open_until:
             self.state = BreakerState.HALF_OPEN
             self._trial_until = float("-inf")
 
@@ -132,4 +127,4 @@ class Breaker:
 
     def _open(self, now: float) -> None:
         self.state = BreakerState.OPEN
-        self._until = now + self._span
+        self.open_until = now + self._span

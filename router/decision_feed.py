@@ -104,7 +104,7 @@ class DecisionFeed:
 
         Raises TooManyListenersError. `now`: monotonic seconds.
         """
-        if len(self._listeners) >= self._most:
+        if self.listening >= self._most:
             raise TooManyListenersError
         if not self._listeners:
             self._told = self._log.added
