@@ -196,6 +196,7 @@ class RelayProtocol(ReceivingProtocol):
             self._reset()  # a proper end of the connection would pass for the answer's end
 
     def _next(self, now: float, *, close: bool) -> None:
+        """An answer is complete: close, or go on with what came meanwhile."""
         if self._buffered:
             self.release_bodies()
         if close or self._draining or (self._deaf and not self.queue):

@@ -36,7 +36,7 @@ class HeadLimits(msgspec.Struct, frozen=True):
     @property
     def total(self) -> int:
         """Bytes beyond which a head that is still not whole is given up."""
-        return self.header_bytes + self.url_bytes + 64
+        return self.header_bytes + self.url_bytes + 64  # the method, the version, the line ends
 
 
 class RoomFor(Protocol):
@@ -129,6 +129,7 @@ class Incoming:
             self._find(path, table)
 
     def _over(self, limits: HeadLimits) -> ErrorAnswer | None:
+        """The limit that the head exceeds, counted exactly."""
         if len(self.target) > limits.url_bytes:
             return errors.URL_TOO_LONG
         size = 0
@@ -139,6 +140,7 @@ class Incoming:
         return None
 
     def _find(self, path: bytes, table: Mapping[bytes, Route]) -> None:
+        """The route of this path, or a 405. HEAD and OPTIONS are not relayed: we answer them."""
         self.path = path
         route = table.get(path)
         if route is None:

@@ -27,7 +27,7 @@ _END: Final = b"\r\n\r\n"
 # The end of `content-length: ` in either spelling; that it is this header is checked when learning.
 _MARK: Final = b"ength: "
 _WIDTH: Final = len(_MARK)
-_MAX_DIGITS: Final = 9
+_MAX_DIGITS: Final = 9  # of a length; a longer one is read in full
 
 
 class KnownRequests:

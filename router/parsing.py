@@ -88,7 +88,7 @@ class ParsingProtocol(HttpToolsProtocol):
         # What is to come of a body that the parser does not see: so many bytes, or chunks. None: it
         # sees them all.
         self._unparsed: ChunkedReader | int | None = None
-        self._unknown: bytes | None = None  # a read that may begin with a head to be learned
+        self._unknown: bytes | None = None  # a read that begins with a head that is not known yet
         self._buffered = 0  # bytes of bodies counted in `relay.buffered`
 
     # ------------------------------------------------------------------ parser callbacks
@@ -230,6 +230,7 @@ class ParsingProtocol(HttpToolsProtocol):
             self.transport.write(data)
 
     def _enter(self, phase: Phase, now: float) -> None:
+        """Begin a phase, and with it its time."""
         self.phase = phase
         self.since = now
         self.quiet_until = 0.0

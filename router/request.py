@@ -173,6 +173,7 @@ def _conversation_of(found: _Body) -> int | None:
 def _read_all(
     found: _Body, length: int, pinned: Role | None, conversation: int | None
 ) -> RequestInfo:
+    """What `read_info` gives of a body with a field that few have."""
     stateful = None
     if _given(found.previous_response_id):
         stateful = "previous_response_id"
