@@ -122,9 +122,8 @@ class RelayProtocol(ReceivingProtocol):
         """Answer this request now; a fault of ours on the way is answered too."""
         try:
             self._dispatch(incoming)
-        except Exception:  # noqa: BLE001 (the connection must go on)
-            _log.exception("request")
-            self._fail()
+        except Exception as error:  # noqa: BLE001 (the connection must go on)
+            self.fail(error)
 
     def _dispatch(self, incoming: Incoming) -> None:
         """To its refusal, to the application, or to the relay."""
@@ -144,8 +143,9 @@ class RelayProtocol(ReceivingProtocol):
                 self.driver.client_paused()
             self.relay.submit(self.driver, self.now)
 
-    def _fail(self) -> None:
+    def fail(self, error: Exception) -> None:
         """A fault of ours: whatever was counted is released, and the client is told."""
+        _log.error("request", exc_info=error)
         driver, self.driver = self.driver, None
         if driver is not None:
             driver.client_gone()

@@ -263,7 +263,11 @@ class Relay:
         self._letting_in = True
         try:
             while self._waiting and self.tracker.in_flight < self._max_in_flight:
-                self._waiting.popleft().start(self.clock())
+                driver = self._waiting.popleft()
+                try:
+                    driver.start(self.clock())
+                except Exception as error:  # noqa: BLE001 (it is this one's, not of whoever ended)
+                    driver.client.fail(error)
         finally:
             self._letting_in = False
 
@@ -273,10 +277,8 @@ class Relay:
         """Let time pass for everything: connections, exchanges, the queue, pools, health."""
         self.shared.common = common_lines(int(self._wall()))
         self.health.refresh(now)
-        for connection in (
-            *self.connections,
-            *self.admin_connections,
-        ):  # copied: a tick may close one
+        # A copy, since a tick may close the connection.
+        for connection in (*self.connections, *self.admin_connections):
             if connection.quiet_until <= now:
                 connection.tick(now)
         for pool in self.pools.values():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import random
 import re
 from collections import deque
@@ -15,6 +16,7 @@ import pytest
 from router.driver import Driver
 from tests.scripted_backend import STREAM_HEAD, Call, chunk, event, response, scripted_backend
 from tests.stack import Stack, run, running_router, until
+from tests.wire.stage import Exploding
 
 BODY = b'{"messages":[]}'
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 15\r\n\r\n" + BODY
@@ -316,6 +318,38 @@ def test_who_is_turned_away_is_not_looked_for_in_the_queue() -> None:
             await until(lambda: stack.in_flight() == (0, 0) and not queue)
 
     run(work)
+
+
+def test_a_fault_of_ours_meets_only_the_one_who_waited(caplog: pytest.LogCaptureFixture) -> None:
+    """A policy that fails for who comes out of the queue: a 500 for each, and nothing for others."""
+    release = asyncio.Event()
+
+    async def answer(call: Call) -> None:
+        await release.wait()
+        await call.send(response())
+
+    async def work() -> None:
+        async with (
+            scripted_backend(answer) as spec,
+            scripted_backend(answer) as base,
+            running_router(spec.url, base.url, max_in_flight=1, queue_size=2) as stack,
+        ):
+            sent = [asyncio.ensure_future(stack.chat()) for _ in range(3)]
+            await until(lambda: stack.relay.waiting == 2)
+            policy, stack.relay.policy = stack.relay.policy, Exploding()  # type: ignore[assignment]
+            release.set()
+            answers = await asyncio.wait_for(asyncio.gather(*sent), 5)
+            assert sorted(each.status_code for each in answers) == [200, 500, 500]
+            codes = [each.json()["error"]["code"] for each in answers if each.status_code == 500]
+            assert codes == ["internal_error"] * 2
+            assert (stack.in_flight(), stack.relay.waiting, stack.relay.buffered) == ((0, 0), 0, 0)
+            stack.relay.policy = policy
+            assert (await stack.chat()).status_code == 200
+
+    with caplog.at_level(logging.ERROR):
+        run(work)
+    faults = [each.exc_info[0] for each in caplog.records if each.exc_info]
+    assert faults == [ZeroDivisionError] * 2
 
 
 def test_browsers_of_a_configured_origin_are_let_in() -> None:
