@@ -84,7 +84,7 @@ class ParsingProtocol(HttpToolsProtocol):
         self._read_bytes = 0  # of the current read
         self._read_body = 0  # bytes of bodies in it
         self._framing_bytes = 0  # around the chunks of the body that is arriving
-        self._head_is_new = False  # whether the head that is arriving began in the current read
+        self._begun = False  # whether the request that is arriving began in the current read
         # What is to come of a body that the parser does not see: so many bytes, or chunks. None: it
         # sees them all.
         self._unparsed: ChunkedReader | int | None = None
@@ -98,7 +98,7 @@ class ParsingProtocol(HttpToolsProtocol):
         self._target = b""
         self._headers = []
         self._head_bytes = self._framing_bytes = 0
-        self._head_is_new = True
+        self._begun = True
         if self.phase is IDLE:
             self._enter(HEAD, self.now)
 

@@ -69,6 +69,7 @@ class ReceivingProtocol(ParsingProtocol):
         """Have the parser read what comes, however it is cut."""
         self._read_bytes = len(data)
         self._read_body = 0
+        self._begun = False
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -77,8 +78,9 @@ class ReceivingProtocol(ParsingProtocol):
             if not self._deaf:
                 self._refuse(errors.BAD_REQUEST)
         incoming = self.incoming
-        if incoming is not None and incoming.facts.chunked and not self._deaf:
-            # What frames the chunks, and trailers, which may be as long as a head.
+        if incoming is not None and incoming.facts.chunked and not (self._begun or self._deaf):
+            # What frames the chunks, and trailers, which may be as long as a head. The read in which
+            # the request begins does not count: it may be full of the one before.
             self._framing_bytes += len(data) - self._read_body
             most = self.relay.head_limits.total + FRAMING_PER_BYTE * incoming.size
             if self._framing_bytes > most:
@@ -86,11 +88,10 @@ class ReceivingProtocol(ParsingProtocol):
         if self._headers is not None and not self._deaf:
             # The parser keeps an unfinished header to itself, however long it grows. Of the read
             # in which the head begins, at most what follows the last empty line belongs to it.
-            if self._head_is_new:
+            if self._begun:
                 last = data.rfind(_EMPTY_LINE)
                 before = 0 if last < 0 else last + len(_EMPTY_LINE)
                 self._head_bytes = len(data) - max(before, self._read_body)
-                self._head_is_new = False
             else:
                 self._head_bytes += len(data)
             if self._head_bytes > self.relay.head_limits.total:

@@ -170,6 +170,32 @@ def test_headers_have_a_limit_in_number_and_size() -> None:
     run(work)
 
 
+def test_the_framing_of_one_request_is_not_held_against_the_next() -> None:
+    """A body in tiny chunks, and in the same read the beginning of another request: both are served."""
+
+    async def work() -> None:
+        async with (
+            scripted_backend() as spec,
+            scripted_backend() as base,
+            running_router(spec.url, base.url, max_header_bytes="1KiB") as stack,
+        ):
+            head = (
+                b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n"
+            )
+            body = b'{"messages":[],"pad":"' + b"a" * 3000 + b'"}'
+            tiny = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+            assert len(tiny) > 1024 + 8192 + 64
+            last = head + b"connection: close\r\n\r\n" + b'f\r\n{"mess'
+            got = await talk(stack, head + b"\r\n" + tiny + last, b'ages":[]}\r\n0\r\n\r\n')
+            assert statuses(got) == [200, 200]
+            assert [call.body for call in spec.calls] == [body, BODY]
+            # Framing alone, read by read, is still an attack.
+            endless = [head + b"\r\n", *(b"1;%b\r\na\r\n" % (b"x" * 4000) for _ in range(8))]
+            assert statuses(await talk(stack, *endless)) == [431]
+
+    run(work)
+
+
 def test_slow_heads_and_bodies_are_408() -> None:
     """A head or a body that does not arrive in time is answered and closed; silence is closed."""
 
