@@ -159,9 +159,8 @@ class ParsingProtocol(HttpToolsProtocol):
         relay = self.relay
         length = len(body)
         self._read_body += length
-        if incoming.size + length > (
-            relay.max_body if incoming.route is not None else MAX_OWN_BODY
-        ):
+        most = relay.max_body if incoming.route is not None else MAX_OWN_BODY
+        if incoming.size + length > most:
             self._refuse(errors.BODY_TOO_LARGE)
         elif relay.buffered + length > relay.max_buffered:
             self._refuse(errors.OVERLOADED)
