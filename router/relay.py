@@ -280,7 +280,10 @@ class Relay:
         # A copy, since a tick may close the connection.
         for connection in (*self.connections, *self.admin_connections):
             if connection.quiet_until <= now:
-                connection.tick(now)
+                try:
+                    connection.tick(now)
+                except Exception as error:  # noqa: BLE001 (time must go on for the others)
+                    connection.fail(error)
         for pool in self.pools.values():
             pool.sweep(now)
         limit = self.settings.queue_timeout

@@ -16,7 +16,7 @@ import pytest
 from router.driver import Driver
 from tests.scripted_backend import STREAM_HEAD, Call, chunk, event, response, scripted_backend
 from tests.stack import Stack, run, running_router, until
-from tests.wire.stage import Exploding
+from tests.wire.stage import Exploding, explode
 
 BODY = b'{"messages":[]}'
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 15\r\n\r\n" + BODY
@@ -376,6 +376,29 @@ def test_a_fault_of_ours_meets_only_the_one_who_waited(caplog: pytest.LogCapture
         run(work)
     faults = [each.exc_info[0] for each in caplog.records if each.exc_info]
     assert faults == [ZeroDivisionError] * 2
+
+
+def test_a_fault_in_one_connections_time_does_not_stop_that_of_others() -> None:
+    """One whose limits cannot be looked at is ended, and what is looked at after it has its own."""
+
+    async def answer(call: Call) -> None:
+        await call.peer_closed.wait()
+
+    async def work() -> None:
+        async with (
+            scripted_backend(answer) as spec,
+            scripted_backend(answer) as base,
+            running_router(spec.url, base.url, header_timeout="300ms") as stack,
+        ):
+            asked = asyncio.ensure_future(stack.chat())
+            await until(lambda: sum(stack.in_flight()) == 1)
+            (faulty,) = stack.relay.connections
+            faulty.tick = explode  # type: ignore[assignment, method-assign]
+            assert await talk(stack, b"", port=stack.router.admin_port) == b""  # closed in time
+            assert (await asked).json()["error"]["code"] == "internal_error"
+            await until(lambda: stack.in_flight() == (0, 0))
+
+    run(work)
 
 
 def test_browsers_of_a_configured_origin_are_let_in() -> None:
