@@ -7,8 +7,8 @@ exchanges finish; limits and timers from the first byte of a connection on.
 `tests/test_uvicorn_contract.py` pins what this class relies on in uvicorn's.
 
 It may not begin a request or write an answer before the one ahead is complete, nor pause reading
-meanwhile: a paused socket would not show that the client left (`receiving` caps what is sent
-ahead). Who is let in is the relay's to say, and what a relayed answer is the exchange's.
+meanwhile for more than a turn: a paused socket would not show that the client left (`receiving`
+caps what is sent ahead). Who is let in the relay says, and what is relayed the exchange.
 """
 
 from __future__ import annotations
