@@ -103,7 +103,7 @@ def test_L1_no_fate_of_a_request_leaks_a_count() -> None:
             client.close()
 
     async def work() -> None:
-        settings: dict[str, Any] = {"first_byte_timeout": "300ms", "replay_window": "50ms"}
+        settings: dict[str, Any] = {"first_byte_timeout": "900ms", "replay_window": "50ms"}
         async with pair(answer, policy="least-in-flight", **settings) as both:
             gate = asyncio.Semaphore(50)
             await asyncio.gather(*(one(both, n, gate) for n in range(1000)))
