@@ -8,6 +8,7 @@ mapping costs more than they do.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 
 
@@ -18,6 +19,10 @@ class Room:
 
     def __init__(self, length: int) -> None:
         self._pages = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        # Otherwise the first byte may take 2 MiB, while one byte is counted.
+        if hasattr(mmap, "MADV_NOHUGEPAGE"):
+            with contextlib.suppress(OSError):  # a kernel that knows no huge pages
+                self._pages.madvise(mmap.MADV_NOHUGEPAGE)
 
     def write(self, piece: bytes) -> None:
         """Add the next bytes. Raises ValueError beyond the length."""

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -305,6 +306,21 @@ async def test_a_flood_beside_a_stream_comes_whole() -> None:
         assert await floods == [total] * 8
         assert answered > 0
         await until(lambda: stack.in_flight() == (0, 0))
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="reads /proc")
+def test_a_room_takes_no_more_memory_than_was_written() -> None:
+    """Forty rooms of 64 MiB with 64 KiB in each take 2.5 MiB, not the 80 MiB of 40 huge pages."""
+
+    def resident() -> int:
+        text = Path("/proc/self/smaps_rollup").read_text()
+        return int(text.partition("Rss:")[2].split(maxsplit=1)[0]) * 1024
+
+    before = resident()
+    rooms = [Room(2**26) for _ in range(40)]
+    for room in rooms:
+        room.write(b"x" * 65_536)
+    assert resident() - before < 16 * 2**20
 
 
 def test_a_room_holds_what_was_written_and_no_more() -> None:
