@@ -111,7 +111,7 @@ class RelayProtocol(ReceivingProtocol):
 
     def _advance(self) -> None:
         """Begin what is in the queue, one after another, unless an answer is under way."""
-        if self._advancing:
+        if self._advancing or self.transport.is_closing():  # it may have left while a body waited
             return
         self._advancing = True
         while self.queue and self.phase is not BUSY and self.phase is not CLOSING:
@@ -150,7 +150,7 @@ class RelayProtocol(ReceivingProtocol):
         if driver is not None:
             driver.client_gone()
         if driver is not None and driver.exchange.answer.begun:
-            self.transport.abort()
+            self.exchange_broken(driver)
         else:
             self._write_error(errors.INTERNAL)
 
@@ -262,14 +262,14 @@ class RelayProtocol(ReceivingProtocol):
         paused = self._paused_at
         if paused is not None and now - paused > settings.write_timeout:
             self.transport.abort()
+        elif self.phase is CLOSING:
+            if spent > (settings.write_timeout if self.transport.is_closing() else LINGER):
+                self.transport.abort()
         elif self.phase is BUSY or self.queue:
             pass  # an application answers, or a large body waits for its turn
         elif self.phase is IDLE:
             if spent > settings.keep_alive:
                 self._close()
-        elif self.phase is CLOSING:
-            if spent > (settings.write_timeout if self.transport.is_closing() else LINGER):
-                self.transport.abort()
         elif self._draining and self._silent and spent > ARRIVING:
             self._close()
         elif spent > (settings.header_timeout if self.phase is HEAD else settings.body_timeout):
