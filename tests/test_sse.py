@@ -337,6 +337,15 @@ def test_the_answer_is_the_same_at_all_cuts(stream: bytes, places: list[int]) ->
     assert scan(singly(stream)) == once
 
 
+@given(stream=streams(), step=st.integers(1, 40))
+def test_the_answer_is_the_same_for_all_line_ends(stream: bytes, step: int) -> None:
+    """Without a carriage return boundaries are found by a plain search, with one by an expression."""
+    plain = stream.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    once = scan(singly(plain, step))
+    assert scan(singly(plain.replace(b"\n", b"\r\n"), step)) == once
+    assert scan(singly(plain.replace(b"\n", b"\r"), step)) == once
+
+
 def by_the_standard(stream: bytes) -> list[bytes]:
     """The payloads of a stream by the parsing rules of WHATWG HTML section 9.2.6, line by line."""
     lines = stream.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
