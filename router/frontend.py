@@ -115,6 +115,7 @@ class RelayProtocol(ReceivingProtocol):
             return
         self._advancing = True
         while self.queue and self.phase is not BUSY and self.phase is not CLOSING:
+            self.now = self.clock()  # it may have waited since the last read
             self._begin(self.queue.pop(0))
         self._advancing = False
 
@@ -149,10 +150,9 @@ class RelayProtocol(ReceivingProtocol):
         driver, self.driver = self.driver, None
         if driver is not None:
             driver.client_gone()
-        if driver is not None and driver.exchange.answer.begun:
-            self.exchange_broken(driver)
-        else:
-            self._write_error(errors.INTERNAL)
+            if driver.exchange.answer.begun:
+                return self.exchange_broken(driver)
+        return self._write_error(errors.INTERNAL)
 
     def _serve_ordinary(self, incoming: Incoming) -> None:
         """The ASGI path, with the whole body at hand."""

@@ -62,6 +62,40 @@ def test_pipelined_requests_are_answered_in_order() -> None:
     run(work)
 
 
+def test_a_pipelined_request_is_decided_when_its_turn_comes() -> None:
+    """Not at the time of the read that brought it: its time does not begin with the answer ahead."""
+    free = asyncio.Event()
+
+    async def answer(call: Call) -> None:
+        await free.wait()
+        await call.send(response())
+
+    async def work() -> None:
+        async with (
+            scripted_backend(answer) as spec,
+            scripted_backend(answer) as base,
+            running_router(spec.url, base.url) as stack,
+        ):
+            last = POST.replace(b"host: x\r\n", b"host: x\r\nconnection: close\r\n")
+            answers = asyncio.ensure_future(talk(stack, POST + last))
+            await until(lambda: len(spec.calls) == 1)
+            await asyncio.sleep(0.3)
+            free.set()
+            assert statuses(await answers) == [200, 200]
+            await until(lambda: len(requests_in(stack)) == 2)
+            one, other = requests_in(stack)
+            assert one["duration_ms"] > 250
+            assert other["duration_ms"] < one["duration_ms"]
+
+    run(work)
+
+
+def requests_in(stack: Stack) -> list[dict[str, float]]:
+    """The access log's lines of requests so far."""
+    lines = [json.loads(line) for chunk in stack.lines for line in chunk.splitlines()]
+    return [line for line in lines if line.get("event") == "request"]
+
+
 def test_nothing_after_a_bad_request_is_answered() -> None:
     """What is pipelined behind a request that cannot be framed is not read as a request."""
 
