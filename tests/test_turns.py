@@ -40,6 +40,13 @@ class Ticks:
         self._handle.cancel()
 
 
+async def some_turns() -> None:
+    """Let the loop turn a few times."""
+    ticks = Ticks()
+    await until(lambda: ticks.now > 5)
+    ticks.stop()
+
+
 @looped
 async def test_steps_are_done_in_order_and_each_in_a_turn_of_its_own() -> None:
     """What is asked for within a step waits behind what had been asked for before it."""
@@ -147,9 +154,7 @@ async def test_after_a_large_read_the_backend_waits_for_its_turn() -> None:
     await until(lambda: transport.reading)
     connection.data_received(chunk(b"x" * LARGE))
     connection.pause()
-    ticks = Ticks()
-    await until(lambda: ticks.now > 5)
-    ticks.stop()
+    await some_turns()
     assert not transport.reading
     connection.resume()
     assert not transport.reading, "that it reads again waits for a turn too"
@@ -162,9 +167,7 @@ async def test_a_connection_that_is_dropped_is_not_read_again() -> None:
     connection, transport, _ = connected()
     connection.data_received(chunk(b"x" * LARGE))
     connection.drop()
-    ticks = Ticks()
-    await until(lambda: ticks.now > 5)
-    ticks.stop()
+    await some_turns()
     assert not transport.reading
 
 
