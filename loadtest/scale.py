@@ -10,22 +10,24 @@ and past it) is measured in the same run.
 
 from __future__ import annotations
 
-import asyncio
-import signal
 import sys
-import tempfile
 from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
 import typer
 
-from loadtest.bench import WIDTH, check_file, check_platform, shown
-from loadtest.bench_load import NoAnswerError
 from loadtest.bench_measure import Show
+from loadtest.bench_process import (
+    check_file,
+    check_platform,
+    print_table,
+    run_measuring,
+    with_children,
+)
 from loadtest.bench_stage import enough_files, own_cores, pin
-from loadtest.children import ChildError, Children
-from loadtest.exit_codes import FAILED, INTERRUPTED, OK, TERMINATED
+from loadtest.children import Children
+from loadtest.exit_codes import FAILED, OK
 from loadtest.scale_parts import (
     Plan,
     measure_admin,
@@ -80,17 +82,8 @@ async def measure(plan: Plan, children: Children, show: Show) -> Scale:
 
 
 async def run(plan: Plan, show: Show) -> Scale:
-    """Measure, and end all that was started, also on SIGTERM. Raises as `measure` does."""
-    task, loop = asyncio.current_task(), asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, lambda: task and task.cancel())
-    try:
-        with (
-            tempfile.TemporaryDirectory(prefix="crossover-scale-") as directory,
-            Children(Path(directory)) as children,
-        ):
-            return await measure(plan, children, show)
-    finally:
-        loop.remove_signal_handler(signal.SIGTERM)
+    """Measure, and end all that was started. Raises as `measure` does."""
+    return await with_children("scale", lambda children, _: measure(plan, children, show))
 
 
 def scale(
@@ -106,27 +99,10 @@ def scale(
     Linux only; about two minutes. Exit code 0: no stream broke and every answer was complete,
     whatever the figures. Otherwise 1, with what failed.
     """
-    import uvloop
-    from rich.console import Console
-
     check_platform(sys.platform)
     check_file("--json", json)
-    try:
-        with (
-            shown(Console(stderr=True)) as show,
-            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-        ):
-            found = runner.run(run(QUICK if quick else Plan(), show))
-    except (ChildError, NoAnswerError) as error:
-        print(f"loadtest scale: {error}", file=sys.stderr)
-        raise typer.Exit(FAILED) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
-    except asyncio.CancelledError:
-        raise typer.Exit(TERMINATED) from None
+    found = run_measuring("scale", lambda show: run(QUICK if quick else Plan(), show))
     if json is not None:
         json.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
-    Console(width=None if sys.stdout.isatty() else WIDTH).print(table(found))
-    for note in notes(found):
-        print(note)
+    print_table(table(found), notes(found))
     raise typer.Exit(FAILED if found.errors else OK)

@@ -15,7 +15,7 @@ import typer
 import uvloop
 
 from loadtest.__main__ import main
-from loadtest.bench import check_platform, failed, run
+from loadtest.bench import failed, run
 from loadtest.bench_answers import ANSWER, CHUNK, STAMP, STAMP_SIZE, ending, stamped
 from loadtest.bench_backend import Wanted, wanted
 from loadtest.bench_cost import (
@@ -37,6 +37,7 @@ from loadtest.bench_cost import (
 from loadtest.bench_load import Connection, Load, Streaming, request
 from loadtest.bench_measure import Plan
 from loadtest.bench_peers import NAMES
+from loadtest.bench_process import check_platform
 from loadtest.bench_stage import own_cores
 from loadtest.bench_table import lines, notes, table
 

@@ -92,7 +92,7 @@ def test_a_pipelined_request_is_decided_when_its_turn_comes() -> None:
 
 def requests_in(stack: Stack) -> list[dict[str, float]]:
     """The access log's lines of requests so far."""
-    lines = [json.loads(line) for chunk in stack.lines for line in chunk.splitlines()]
+    lines = [json.loads(line) for line in b"".join(stack.lines).splitlines()]
     return [line for line in lines if line.get("event") == "request"]
 
 

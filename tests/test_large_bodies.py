@@ -18,13 +18,12 @@ import pytest
 import uvloop
 
 from router import parsing
-from router.backend import BackendConnection
 from router.load import Role
 from router.parsing import CLOSING, LARGE_BODY
-from router.pool import BackendPool
 from router.room import Room
 from router.turns import LARGE
 from tests.engines import looped
+from tests.fake_backend import Taker, connected
 from tests.raw_client import Client, chunked, parse, post
 from tests.scripted_backend import STREAM_HEAD, Call, chunk, response, scripted_backend
 from tests.stack import Stack, running_router, until
@@ -531,70 +530,12 @@ def test_large_bodies_and_answers_over_tls(loop: str, certificate: tuple[Path, P
 # --------------------------------------------------------------------------- turns against everything else
 
 
-class StrictTransport:
-    """A transport that holds what comes while it does not read, and says no to what makes no sense."""
-
-    def __init__(self) -> None:
-        self.reading = True
-        self.closing = False
-
-    def pause_reading(self) -> None:
-        assert not self.closing
-        self.reading = False
-
-    def resume_reading(self) -> None:
-        assert not self.closing
-        self.reading = True
-
-    def is_closing(self) -> bool:
-        return self.closing
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def write(self, data: bytes) -> None:
-        """The request: nobody looks at it."""
-
-    def abort(self) -> None:
-        self.closing = True
-
-
-class Taker:
-    """A driver that takes what comes, and hears of the end."""
-
-    def __init__(self) -> None:
-        self.taken = 0
-        self.ended = False
-
-    def backend_begin(self, head: Any, now: float) -> None:
-        """Nothing to do."""
-
-    def backend_payload(self, payload: bytes, framed: bytes, count: int, now: float) -> None:
-        self.taken += len(payload)
-
-    def backend_rest(self, payload: bytes, count: int, now: float, *, reusable: bool) -> None:
-        self.taken += len(payload)
-        self.ended = True
-
-    def backend_end(self, now: float, *, reusable: bool) -> None:
-        self.ended = True
-
-
-class Plain:
-    scheme = "http"
-
-
 @pytest.mark.parametrize("seed", range(40))
 @looped
 async def test_no_order_of_events_leaves_a_connection_unread(seed: int) -> None:
     """Large and small reads, a client that pauses at random, turns between or not: all bytes come."""
     dice = random.Random(seed)
-    pool = BackendPool(
-        cast(Any, "baseline"), cast(Any, Plain()), key=None, keep_alive=4.0, connect_timeout=1.0,
-        clock=lambda: 0.0,
-    )  # fmt: skip
-    connection, transport = BackendConnection(pool), StrictTransport()
-    connection.connection_made(cast(Any, transport))
+    connection, transport = connected()
     for _ in range(4):  # answers on the same connection
         driver = Taker()
         connection.send(cast(Any, driver), b"", b"")
@@ -624,7 +565,7 @@ async def test_no_order_of_events_leaves_a_connection_unread(seed: int) -> None:
                 connection.data_received(reads.pop(0))
         assert driver.taken == sum(sizes)
         connection.keep(0.0)  # whether or not its client is slow, or its turn to come
-        assert pool.take(0.0) is connection
+        assert connection.pool.take(0.0) is connection
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     await asyncio.sleep(0)

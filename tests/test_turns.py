@@ -12,13 +12,12 @@ from typing import Any, cast
 import pytest
 
 from router.backend import BackendConnection
-from router.framing import ResponseHead
 from router.parsing import LARGE_BODY
 from router.policy import Decision, Policy
-from router.pool import BackendPool
 from router.room import Room
 from router.turns import LARGE, Turns
 from tests.engines import looped
+from tests.fake_backend import StrictTransport, Taker, connected
 from tests.raw_client import chunked, post
 from tests.scripted_backend import STREAM_HEAD, Call, chunk, response, scripted_backend
 from tests.stack import running_router, until
@@ -94,58 +93,18 @@ def test_a_step_that_fails_takes_none_with_it() -> None:
     assert told == ["bad"]
 
 
-class FakeTransport:
-    """Notes whether it reads."""
-
-    reading = True
-    closing = False
-
-    def pause_reading(self) -> None:
-        self.reading = False
-
-    def resume_reading(self) -> None:
-        self.reading = True
-
-    def is_closing(self) -> bool:
-        return self.closing
-
-    def abort(self) -> None:
-        self.closing = True
-
-
-class Driver:
-    """Takes what comes, and notes how much."""
-
-    taken = 0
-
-    def backend_begin(self, head: ResponseHead, now: float) -> None:
-        assert head.status == 200
-
-    def backend_payload(self, payload: bytes, framed: bytes, count: int, now: float) -> None:
-        self.taken += len(payload)
-
-
-def connected() -> tuple[BackendConnection, FakeTransport, Driver]:
+def answering() -> tuple[BackendConnection, StrictTransport, Taker]:
     """A connection whose answer has begun."""
-    pool = BackendPool(
-        cast(Any, "baseline"), cast(Any, _Url()), key=None, keep_alive=4.0, connect_timeout=1.0,
-        clock=lambda: 0.0,
-    )  # fmt: skip
-    connection, transport, driver = BackendConnection(pool), FakeTransport(), Driver()
-    connection.connection_made(cast(Any, transport))
-    connection.driver = cast(Any, driver)
+    (connection, transport), driver = connected(), Taker()
+    connection.send(cast(Any, driver), b"", b"")
     connection.data_received(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
     return connection, transport, driver
-
-
-class _Url:
-    scheme = "http"
 
 
 @looped
 async def test_after_a_large_read_the_backend_waits_for_its_turn() -> None:
     """A read below the limit does not; what the client's slowness stopped stays stopped."""
-    connection, transport, driver = connected()
+    connection, transport, driver = answering()
     connection.data_received(chunk(b"x" * (LARGE - 100)))
     assert transport.reading
     connection.data_received(chunk(b"x" * LARGE))
@@ -164,7 +123,7 @@ async def test_after_a_large_read_the_backend_waits_for_its_turn() -> None:
 @looped
 async def test_a_connection_that_is_dropped_is_not_read_again() -> None:
     """Its turn comes and nothing is done with it."""
-    connection, transport, _ = connected()
+    connection, transport, _ = answering()
     connection.data_received(chunk(b"x" * LARGE))
     connection.drop()
     await some_turns()
